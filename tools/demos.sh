@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Runs the demos and measures each against what it has to reach. Exit 1 if one does not.
+#
+# usage: tools/demos.sh BIN [--short]
+#   BIN       the folder of oomb, such as build/bin
+#   --short   the form that CI runs: fewer steps and wider bounds
+#
+# local   a model trained from scratch on byte-level text: held-out loss below a trigram model's
+# copy    the second half of a sequence repeats the first, farther back than a chunk: loss of the second half below a
+#         tenth of ln(alphabet) with dense attention, below a quarter with retrieved pages, and near ln(alphabet) when no
+#         page may be retrieved, so that the pages, not luck, carry it
+# Each run has a deadline; results and logs are in runs/demos/.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+bin=${1:?usage: tools/demos.sh BIN [--short]}
+bin=$(cd "$bin" && pwd)
+short=0
+if [ "${2:-}" = --short ]; then short=1; fi
+readonly minutes=15
+readonly out=runs/demos
+failures=0
+
+# number JSON KEY: the value of KEY.
+number() { python3 -c 'import json, sys; print(float(json.loads(sys.argv[1])[sys.argv[2]]))' "$1" "$2"; }
+# holds EXPRESSION: arithmetic of real numbers, as Python writes it.
+holds() { python3 -c "import math, sys; sys.exit(not ($1))"; }
+
+# train NAME RUN.yaml [--set ...]: trains anew in runs/demos/NAME and sets result to what `oomb eval --json` says.
+train() {
+  local name=$1 run=$2 begun=$SECONDS
+  shift 2
+  local settings=(--set "run.dir=$PWD/$out/$name" "$@")
+  rm -rf "${out:?}/$name"
+  mkdir -p "$out"
+  timeout --kill-after=30 "${minutes}m" "$bin/oomb" train "$run" "${settings[@]}" >"$out/$name.log" 2>&1 || {
+    tail -n 20 "$out/$name.log" >&2
+    echo "demos: $name: training failed or took more than $minutes minutes; log: $out/$name.log" >&2
+    exit 1
+  }
+  result=$("$bin/oomb" eval "$run" "${settings[@]}" --json)
+  echo "$name: trained in $((SECONDS - begun)) s: $result"
+}
+
+# expect WHAT EXPRESSION
+expect() {
+  if holds "$2"; then
+    echo "  reached: $1 ($2)"
+  else
+    echo "  MISSED: $1 ($2)"
+    failures=$((failures + 1))
+  fi
+}
+
+local_demo() {
+  local steps=() bound
+  if ((short)); then steps=(--set train.stop_after=10); fi
+  train local configs/local.yaml "${steps[@]}"
+  bound=$(number "$("$bin/../oomb-trigram" configs/local.yaml)" loss)
+  if ((short)); then
+    expect "below a uniform guess over bytes" "$(number "$result" loss) < math.log(256)"
+  else
+    expect "held-out loss below a trigram model's" "$(number "$result" loss) < $bound"
+  fi
+}
+
+copy_demo() {
+  local alphabet
+  alphabet=$("$bin/oomb" config configs/copy.yaml | python3 -c 'import json, sys; print(json.load(sys.stdin)["data"]["copy"]["alphabet"])')
+  local steps=()
+  if ((short)); then steps=(--set train.stop_after=10); fi
+  train copy-dense configs/copy.yaml --set attention.kind=dense "${steps[@]}"
+  if ((!short)); then
+    expect "dense: below a tenth of ln($alphabet)" "$(number "$result" second_half_loss) < math.log($alphabet) / 10"
+  fi
+  train copy-topk configs/copy.yaml --set attention.kind=topk "${steps[@]}"
+  if ((!short)); then
+    expect "topk: below a quarter of ln($alphabet)" "$(number "$result" second_half_loss) < math.log($alphabet) / 4"
+  fi
+  train copy-no-pages configs/copy.yaml --set attention.kind=topk --set attention.budget_pages=0 "${steps[@]}"
+  expect "no pages: near ln($alphabet)" "$(number "$result" second_half_loss) > 0.95 * math.log($alphabet)"
+}
+
+local_demo
+copy_demo
+if ((failures)); then
+  echo "demos: $failures of the bounds missed"
+  exit 1
+fi
+echo "demos: all bounds reached"

@@ -1,0 +1,238 @@
+#include "worker/attention/chunk_attention.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "kernels/lse_merge.h"
+#include "worker/attention/key_set.h"
+#include "worker/tensor/glue.h"
+
+namespace oomb::attention {
+
+namespace {
+
+// A block of the (tile, page) grid of one chunk that is gathered and attended at once.
+struct Block {
+  int64_t tile = 0, num_tiles = 0, tile_tokens = 0;  // all tiles of a block have tile_tokens tokens
+  int64_t page = 0, num_pages = 0;
+};
+
+// Scores of a block: enough to keep the device busy, little enough to stay in a CPU's cache or a fraction of a GPU.
+int64_t max_block_scores(const at::Tensor& q) { return q.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 21; }
+
+std::vector<Block> blocks_of(const ChunkQkv& qkv, const PastPages& past) {
+  const Selection& selection = *past.selection;
+  std::vector<Block> blocks;
+  if (selection.pages_per_tile == 0) return blocks;
+  const int64_t num_tokens = qkv.q.size(1), heads = qkv.q.size(0) * qkv.q.size(2);
+  const int64_t limit = max_block_scores(qkv.q), full_tiles = num_tokens / selection.tile_tokens;
+  const int64_t scores_per_page = heads * std::min(selection.tile_tokens, num_tokens) * past.shape.page_tokens;
+  const int64_t pages = std::clamp(limit / scores_per_page, int64_t{1}, selection.pages_per_tile);
+  const int64_t tiles = std::max(limit / (scores_per_page * pages), int64_t{1});
+  for (int64_t page = 0; page < selection.pages_per_tile; page += pages) {
+    const int64_t num_pages = std::min(pages, selection.pages_per_tile - page);
+    for (int64_t tile = 0; tile < full_tiles; tile += tiles) {
+      blocks.push_back({tile, std::min(tiles, full_tiles - tile), selection.tile_tokens, page, num_pages});
+    }
+    const int64_t rest = num_tokens - full_tiles * selection.tile_tokens;
+    if (rest > 0) blocks.push_back({full_tiles, 1, rest, page, num_pages});
+  }
+  return blocks;
+}
+
+// Rows of a block's tokens, [tiles, Hkv, tokens * G, ...], as a view of x [Hkv, C, G, ...].
+at::Tensor tile_rows(const at::Tensor& x, const Block& block, int64_t tile_tokens) {
+  std::vector<int64_t> shape = {x.size(0), block.num_tiles, block.tile_tokens * x.size(2)};
+  if (x.dim() == 4) shape.push_back(x.size(3));
+  return x.narrow(1, block.tile * tile_tokens, block.num_tiles * block.tile_tokens).view(shape).transpose(0, 1);
+}
+
+struct Gathered {
+  at::Tensor k, v;  // [tiles, Hkv, pages * P, D]
+};
+
+Gathered gather(const PastPages& past, const Block& block, const at::Tensor& like) {
+  std::vector<void*> addresses;
+  addresses.reserve(static_cast<size_t>(block.num_tiles * block.num_pages));
+  for (int64_t tile = block.tile; tile < block.tile + block.num_tiles; ++tile) {
+    for (int64_t j = block.page; j < block.page + block.num_pages; ++j) {
+      addresses.push_back(past.table->home(past.layer, past.selection->page(tile, j)));
+    }
+  }
+  const at::Tensor slots = addresses_to_device(addresses, like.device());
+  Gathered out;
+  out.k =
+      at::empty({block.num_tiles, past.shape.kv_heads, block.num_pages * past.shape.page_tokens, past.shape.head_dim},
+                like.options());
+  out.v = at::empty_like(out.k);
+  kernels::PageGather op;
+  op.shape = past.shape;
+  op.num_tiles = block.num_tiles;
+  op.pages_per_tile = block.num_pages;
+  op.dtype = dtype_of(like);
+  op.slots = static_cast<const void* const*>(slots.data_ptr());
+  op.k = out.k.data_ptr();
+  op.v = out.v.data_ptr();
+  check(kernels::page_gather(queue_of(like), op), "page_gather");
+  return out;
+}
+
+// Adds a block's dK, dV to the gradient slots of its pages, each page's contributions in ascending tile order.
+void scatter(const PastPages& past, const Block& block, const PartialGradient& gradient) {
+  std::map<int32_t, std::vector<int32_t>> sources_of_page;
+  for (int64_t tile = 0; tile < block.num_tiles; ++tile) {
+    for (int64_t j = 0; j < block.num_pages; ++j) {
+      const auto page = static_cast<int32_t>(past.selection->page(block.tile + tile, block.page + j));
+      sources_of_page[page].push_back(static_cast<int32_t>(tile * block.num_pages + j));
+    }
+  }
+  std::vector<int64_t> begin = {0};
+  std::vector<int32_t> sources;
+  std::vector<void*> addresses;
+  std::vector<uint8_t> first;
+  for (const auto& [page, places] : sources_of_page) {
+    bool is_first = false;
+    addresses.push_back(past.table->gradient_for_adding(past.layer, page, &is_first));
+    first.push_back(is_first ? 1 : 0);
+    sources.insert(sources.end(), places.begin(), places.end());
+    begin.push_back(static_cast<int64_t>(sources.size()));
+  }
+  const auto device = gradient.dk.device();
+  const at::Tensor dk = gradient.dk.contiguous(), dv = gradient.dv.contiguous();
+  const at::Tensor begin_d = to_device(begin, device), sources_d = to_device(sources, device);
+  const at::Tensor slots = addresses_to_device(addresses, device), first_d = to_device(first, device);
+  kernels::PageScatter op;
+  op.shape = past.shape;
+  op.num_segments = static_cast<int64_t>(addresses.size());
+  op.pages_per_tile = block.num_pages;
+  op.dtype = dtype_of(dk);
+  op.slot_dtype = dtype_of(past.gradient_dtype);
+  op.dk = dk.data_ptr();
+  op.dv = dv.data_ptr();
+  op.segment_begin = begin_d.data_ptr<int64_t>();
+  op.sources = sources_d.data_ptr<int32_t>();
+  op.slots = static_cast<void* const*>(slots.data_ptr());
+  op.first = first_d.data_ptr<uint8_t>();
+  check(kernels::page_scatter(queue_of(dk), op), "page_scatter");
+}
+
+// (o, lse) := merge of (o, lse) and set b. `out` as lse_merge.h has it; lse is updated in place.
+void merge(const at::Tensor& o, at::Tensor& lse, const at::Tensor& o_b, const at::Tensor& lse_b, at::Tensor& out,
+           bool token_major) {
+  kernels::LseMerge op;
+  op.kv_heads = lse.size(0);
+  op.num_tokens = lse.size(1);
+  op.group = lse.size(2);
+  op.head_dim = o.size(-1);
+  op.a_dtype = dtype_of(o);
+  op.out_dtype = dtype_of(out);
+  op.acc = dtype_of(lse);
+  op.o_a = o.data_ptr();
+  op.lse_a = lse.data_ptr();
+  if (o_b.defined()) {
+    op.b_dtype = dtype_of(o_b);
+    op.o_b = o_b.data_ptr();
+    op.lse_b = lse_b.data_ptr();
+  }
+  op.out = out.data_ptr();
+  op.token_major = token_major;
+  op.lse = lse.data_ptr();
+  check(kernels::lse_merge(queue_of(lse), op), "lse_merge");
+}
+
+int64_t pages_of(const ChunkQkv& qkv, const PastPages& past) {
+  return (qkv.k.size(1) + past.shape.page_tokens - 1) / past.shape.page_tokens;
+}
+
+}  // namespace
+
+AttentionOutput attention_forward(const ChunkQkv& qkv, const PastPages& past, double scale) {
+  const int64_t kv_heads = qkv.q.size(0), num_tokens = qkv.q.size(1), group = qkv.q.size(2), head_dim = qkv.q.size(3);
+  PartialOutput own = attend_own_chunk(qkv.q, qkv.k, qkv.v, scale);
+  AttentionOutput out;
+  out.lse = own.lse;
+  out.o = at::empty({num_tokens, kv_heads * group * head_dim}, qkv.q.options());
+
+  const std::vector<Block> blocks = blocks_of(qkv, past);
+  at::Tensor o_past, lse_past;  // one page block of all tiles
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const Block& block = blocks[i];
+    const Gathered keys = gather(past, block, qkv.q);
+    const PartialOutput part = attend(tile_rows(qkv.q, block, past.selection->tile_tokens), keys.k, keys.v, scale);
+    if (!o_past.defined()) {
+      o_past = at::empty({kv_heads, num_tokens, group, head_dim}, part.o.options());
+      lse_past = at::empty({kv_heads, num_tokens, group}, part.lse.options());
+    }
+    tile_rows(o_past, block, past.selection->tile_tokens).copy_(part.o);
+    tile_rows(lse_past, block, past.selection->tile_tokens).copy_(part.lse);
+    const bool page_block_complete = i + 1 == blocks.size() || blocks[i + 1].page != block.page;
+    if (page_block_complete && i + 1 < blocks.size()) {
+      // Further sets follow: the running merge stays in the accumulator type, so its error does not grow with their
+      // number.
+      at::Tensor running =
+          own.o.scalar_type() == out.lse.scalar_type() ? own.o : at::empty(own.o.sizes(), out.lse.options());
+      merge(own.o, out.lse, o_past, lse_past, running, /*token_major=*/false);
+      own.o = running;
+    }
+  }
+  merge(own.o, out.lse, o_past, lse_past, out.o, /*token_major=*/true);
+  return out;
+}
+
+AttentionGradient attention_backward(const at::Tensor& d_o_rows, const ChunkQkv& qkv, const AttentionOutput& out,
+                                     const PastPages& past, double scale) {
+  const int64_t kv_heads = qkv.q.size(0), group = qkv.q.size(2), head_dim = qkv.q.size(3);
+  const at::Tensor d_o = heads_from_rows(d_o_rows, 0, kv_heads, group, head_dim, nullptr);
+  const at::Tensor o = heads_from_rows(out.o, 0, kv_heads, group, head_dim, nullptr);
+  const MergedRows rows = merged_rows(d_o, o, out.lse);
+  const PartialGradient own = attend_own_chunk_backward(rows, qkv.q, qkv.k, qkv.v, scale);
+  at::Tensor dq = own.dq;
+  for (const Block& block : blocks_of(qkv, past)) {
+    const auto view = [&](const at::Tensor& x) { return tile_rows(x, block, past.selection->tile_tokens); };
+    const Gathered keys = gather(past, block, qkv.q);
+    const MergedRows tile = rows.map(view);
+    const PartialGradient part = attend_backward(tile, view(qkv.q), keys.k, keys.v, scale);
+    // Sums over key sets are kept in the accumulator type and rounded once.
+    if (dq.scalar_type() != out.lse.scalar_type()) dq = dq.to(out.lse.scalar_type());
+    view(dq).add_(part.dq);
+    scatter(past, block, part);
+  }
+  return {dq.to(qkv.q.scalar_type()), own.dk.to(qkv.k.scalar_type()), own.dv.to(qkv.v.scalar_type())};
+}
+
+void write_pages(const ChunkQkv& qkv, const PastPages& past, int64_t first_page) {
+  const at::Tensor slots =
+      addresses_to_device(past.table->make_homes(past.layer, first_page, pages_of(qkv, past)), qkv.k.device());
+  kernels::PageWrite op;
+  op.shape = past.shape;
+  op.num_tokens = qkv.k.size(1);
+  op.dtype = dtype_of(qkv.k);
+  op.k = qkv.k.data_ptr();
+  op.v = qkv.v.data_ptr();
+  op.slots = static_cast<void* const*>(slots.data_ptr());
+  check(kernels::page_write(queue_of(qkv.k), op), "page_write");
+}
+
+void add_page_gradients(const PastPages& past, int64_t first_page, AttentionGradient& gradient) {
+  std::vector<void*> addresses;
+  const int64_t num_tokens = gradient.dk.size(1);
+  bool any = false;
+  for (int64_t page = 0; page * past.shape.page_tokens < num_tokens; ++page) {
+    addresses.push_back(past.table->gradient(past.layer, first_page + page));
+    any = any || addresses.back() != nullptr;
+  }
+  if (!any) return;
+  const at::Tensor slots = addresses_to_device(addresses, gradient.dk.device());
+  kernels::PageGradientRead op;
+  op.shape = past.shape;
+  op.num_tokens = num_tokens;
+  op.dtype = dtype_of(gradient.dk);
+  op.slot_dtype = dtype_of(past.gradient_dtype);
+  op.slots = static_cast<const void* const*>(slots.data_ptr());
+  op.dk = gradient.dk.data_ptr();
+  op.dv = gradient.dv.data_ptr();
+  check(kernels::page_gradient_read(queue_of(gradient.dk), op), "page_gradient_read");
+}
+
+}  // namespace oomb::attention

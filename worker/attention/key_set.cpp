@@ -1,0 +1,82 @@
+#include "worker/attention/key_set.h"
+
+#include <optional>
+#include <tuple>
+
+namespace oomb::attention {
+
+namespace {
+
+bool use_cudnn(const at::Tensor& q) { return q.is_cuda() && q.scalar_type() == at::kBFloat16; }
+
+// [Hkv, C, G, D] as batch Hkv, heads G, tokens C: strides only, no copy.
+at::Tensor group_as_heads(const at::Tensor& x) { return x.transpose(1, 2); }
+
+PartialOutput cudnn_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double scale) {
+  auto result =
+      at::_scaled_dot_product_cudnn_attention(q, k, v, /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/true,
+                                              /*dropout_p=*/0.0, causal, /*return_debug_mask=*/false, scale);
+  at::Tensor lse = std::get<1>(result);
+  return {std::get<0>(result), lse.dim() == 4 ? lse.squeeze(-1) : lse};
+}
+
+PartialGradient cudnn_backward(const MergedRows& rows, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               bool causal, double scale) {
+  // Without dropout the generator state is not read, but the operator wants tensors for it.
+  const at::Tensor seed = at::zeros({}, q.options().dtype(at::kLong)),
+                   offset = at::zeros({}, q.options().dtype(at::kLong));
+  auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+      rows.d_o, q, k, v, rows.o, rows.lse.unsqueeze(-1), seed, offset, /*attn_bias=*/at::Tensor(),
+      /*cum_seq_q=*/at::Tensor(),
+      /*cum_seq_k=*/at::Tensor(), q.size(2), k.size(2), /*dropout_p=*/0.0, causal, scale);
+  return {dq, dk, dv};
+}
+
+// [Hkv, C, G(, D)] -> [1, Hkv, C * G(, D)]
+at::Tensor rows_of(const at::Tensor& x) {
+  return (x.dim() == 4 ? x.view({x.size(0), -1, x.size(3)}) : x.view({x.size(0), -1})).unsqueeze(0);
+}
+
+}  // namespace
+
+MergedRows merged_rows(const at::Tensor& d_o, const at::Tensor& o, const at::Tensor& lse) {
+  MergedRows rows{d_o, o, lse, {}};
+  if (!use_cudnn(o)) rows.delta = (d_o.to(lse.scalar_type()) * o.to(lse.scalar_type())).sum(-1);
+  return rows;
+}
+
+PartialOutput attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  return use_cudnn(q) ? cudnn_forward(q, k, v, /*causal=*/false, scale) : attend_dense(q, k, v, scale);
+}
+
+PartialGradient attend_backward(const MergedRows& rows, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                double scale) {
+  if (use_cudnn(q)) return cudnn_backward(rows, q, k, v, /*causal=*/false, scale);
+  return attend_dense_backward(rows.d_o, q, k, v, rows.lse, rows.delta, scale);
+}
+
+PartialOutput attend_own_chunk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+  const int64_t group = q.size(2);
+  if (use_cudnn(q)) {
+    PartialOutput out = cudnn_forward(group_as_heads(q), group_as_heads(k), group_as_heads(v), /*causal=*/true, scale);
+    return {out.o.transpose(1, 2).contiguous(), out.lse.transpose(1, 2).contiguous()};
+  }
+  PartialOutput out = attend_causal(rows_of(q), rows_of(k), rows_of(v), group, scale);
+  return {out.o.view(q.sizes()), out.lse.view({q.size(0), q.size(1), group})};
+}
+
+PartialGradient attend_own_chunk_backward(const MergedRows& rows, const at::Tensor& q, const at::Tensor& k,
+                                          const at::Tensor& v, double scale) {
+  if (use_cudnn(q)) {
+    const MergedRows heads{group_as_heads(rows.d_o), group_as_heads(rows.o), rows.lse.transpose(1, 2).contiguous(), {}};
+    PartialGradient out =
+        cudnn_backward(heads, group_as_heads(q), group_as_heads(k), group_as_heads(v), /*causal=*/true, scale);
+    return {out.dq.transpose(1, 2).contiguous(), out.dk.transpose(1, 2).contiguous(),
+            out.dv.transpose(1, 2).contiguous()};
+  }
+  PartialGradient out = attend_causal_backward(rows_of(rows.d_o), rows_of(q), rows_of(k), rows_of(v), rows_of(rows.lse),
+                                               rows_of(rows.delta), q.size(2), scale);
+  return {out.dq.view(q.sizes()), out.dk.view(k.sizes()), out.dv.view(v.sizes())};
+}
+
+}  // namespace oomb::attention

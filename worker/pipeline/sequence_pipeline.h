@@ -1,0 +1,91 @@
+// The chunk-recurrent pipeline over one sequence on one worker: pass 1 fills the KV pages, pass 2 goes through the
+// chunks from last to first, recomputes each with its activations, and runs its backward.
+//
+//   pass 1   for chunk 0 .. S-2:  per layer  project -> pages, means -> select -> attend -> finish
+//            (of the last layer only q, K, V and the selection; the last chunk of a sequence is not needed here)
+//   pass 2   for chunk S-1 .. 0:  forward again with the stored selection, loss, then per layer from the top
+//            finish^T -> attention^T (adds to past pages' gradient slots) -> own slots added to dK, dV -> project^T;
+//            the chunk's pages and gradient slots are freed
+//
+// With dense selection the gradients are those of full-sequence training.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "worker/attention/selection.h"
+#include "worker/model/parameters.h"
+#include "worker/pages/page_table.h"
+#include "worker/pipeline/chunk_grid.h"
+#include "worker/pipeline/layer.h"
+
+namespace oomb {
+
+struct PipelineOptions {
+  int64_t chunk_tokens = 4096;
+  attention::SelectionRule selection;
+  at::ScalarType gradient_dtype = at::kFloat;  ///< of page gradient slots
+  int64_t loss_row_tile = 1024;
+};
+
+/// Sums over one sequence. Loss is the sum over labels, not the mean.
+struct SequenceLoss {
+  double loss_sum = 0;
+  int64_t num_labels = 0;
+};
+
+/// What of a sequence's work is where; for tests and traces.
+struct PipelineObserver {
+  std::function<void(int64_t chunk, int64_t layer, const attention::Selection&)> on_selection;
+  /// Logits are formed only if this is set. [tokens of the chunk, V], in evaluation.
+  std::function<void(int64_t chunk, const at::Tensor& logits)> on_logits;
+  std::function<void(const char* pass, int64_t chunk)> on_phase;
+};
+
+/// Not thread-safe; one sequence at a time. Reads weights and adds to gradients of `parameters`, which must outlive it.
+class SequencePipeline {
+ public:
+  SequencePipeline(model::Parameters* parameters, const PipelineOptions& options, pages::PageMemory* memory);
+
+  /// Adds grad_scale * d(sum of losses)/dw to every gradient. ids and labels have N entries; labels are already
+  /// shifted, -100 is ignored. Without a valid label nothing is computed.
+  SequenceLoss train(std::span<const int64_t> ids, std::span<const int64_t> labels, double grad_scale);
+  /// Loss only, one forward pass; selection is strictly causal (Votes::tokens_so_far) unless `as_trained`.
+  SequenceLoss evaluate(std::span<const int64_t> ids, std::span<const int64_t> labels, bool as_trained = false);
+  /// Losses of the single tokens of a sequence, as evaluate() sees them: [N], 0 where the label is ignored.
+  void set_observer(PipelineObserver observer) { observer_ = std::move(observer); }
+
+  /// Layout of the pages that sequences of `num_tokens` need, for sizing a PageMemory.
+  static pages::PageLayout page_layout(const model::ModelConfig& config, const PipelineOptions& options,
+                                       const TensorTypes& types, int64_t num_tokens);
+
+ private:
+  struct Sequence;
+  struct ChunkForward;
+  enum class Pass : uint8_t { fill, keep_activations, evaluate };
+
+  Sequence begin_sequence(std::span<const int64_t> ids, std::span<const int64_t> labels) const;
+  ChunkForward forward(Sequence& sequence, int64_t chunk, Pass pass) const;
+  void backward(Sequence& sequence, int64_t chunk, ChunkForward& forward, const at::Tensor& d_hidden) const;
+  attention::Selection choose(Sequence& sequence, int64_t chunk, int64_t layer, const attention::ChunkQkv& qkv) const;
+  void embedding_backward(const Sequence& sequence, int64_t chunk, const at::Tensor& d_x) const;
+  void prepare_layer_constants();
+
+  model::Parameters* parameters_;
+  PipelineOptions options_;
+  pages::PageMemory* memory_;
+  TensorTypes types_;
+  at::Tensor inv_freq_;  // double [D / 2]
+  std::vector<Layer> layers_;
+  std::vector<at::Tensor> key_bias_;       // acc [Hkv, D] per layer
+  std::vector<at::Tensor> key_bias_mean_;  // acc [Hkv, D] per layer: mean of R(p) bias over p in [0, P)
+  PipelineObserver observer_;
+};
+
+}  // namespace oomb
