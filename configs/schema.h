@@ -20,12 +20,14 @@ struct Limits {
   double high = std::numeric_limits<double>::infinity();
   bool low_open = false;
   bool high_open = false;
+  bool byte_size = false;  // an integer that may carry a unit such as MiB
 };
 
 constexpr Limits any() { return {}; }
 constexpr Limits at_least(double low) { return {.low = low}; }
 constexpr Limits above(double low) { return {.low = low, .low_open = true}; }
 constexpr Limits between(double low, double high) { return {.low = low, .high = high}; }
+constexpr Limits byte_count() { return {.low = 0, .byte_size = true}; }
 constexpr Limits between_open(double low, double high) {
   return {.low = low, .high = high, .low_open = false, .high_open = true};
 }

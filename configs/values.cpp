@@ -68,6 +68,22 @@ std::filesystem::path absolute(const std::string& text, const std::filesystem::p
   return (folder / text).lexically_normal();
 }
 
+// A whole, non-negative number of bytes, with or without a unit.
+bool read_bytes(const std::string& text, std::int64_t& value) {
+  if (read_integer(text, value)) return value >= 0;  // exact beyond 2^53, too
+  double number = 0;
+  std::string unit;
+  if (!split_unit(text, number, unit)) return false;
+  for (const Unit& candidate : kByteUnits) {
+    if (unit != candidate.text) continue;
+    const double bytes = std::round(number * candidate.factor);
+    if (bytes < 0 || bytes >= 0x1p63) return false;
+    value = static_cast<std::int64_t>(bytes);
+    return true;
+  }
+  return false;
+}
+
 const std::vector<Node>& list_items(const Node& node, const ValueContext& context, const std::string& permitted) {
   if (node.kind != Node::Kind::kList) refuse(node, context.path, permitted);
   return node.items;
@@ -133,7 +149,9 @@ std::string nearest(const std::string& word, const std::vector<std::string>& kno
 // --- what is allowed, in words -------------------------------------------------------------------------------------
 
 std::string allowed(const bool&, const Limits&) { return "true, false"; }
-std::string allowed(const std::int64_t&, const Limits& limits) { return allowed_number("an integer", limits); }
+std::string allowed(const std::int64_t&, const Limits& limits) {
+  return limits.byte_size ? "a size such as 8GiB, 512MiB, 1e9 or 0" : allowed_number("an integer", limits);
+}
 std::string allowed(const double&, const Limits& limits) { return allowed_number("a number", limits); }
 std::string allowed(const std::string&, const Limits&) { return "a text"; }
 std::string allowed(const std::filesystem::path&, const Limits&) { return "a path"; }
@@ -160,7 +178,8 @@ void parse(const Node& node, const Limits& limits, const ValueContext& context, 
   const std::string permitted = allowed(value, limits);
   const std::string& text = scalar_text(node, context.path, permitted);
   std::int64_t number = 0;
-  if (node.quoted || !read_integer(text, number) || !inside(static_cast<double>(number), limits)) {
+  const bool read = limits.byte_size ? read_bytes(text, number) : !node.quoted && read_integer(text, number);
+  if (!read || !inside(static_cast<double>(number), limits)) {
     refuse(node, context.path, permitted);
   }
   value = number;
@@ -209,21 +228,10 @@ void parse(const Node& node, const Limits& limits, const ValueContext& context, 
     value = ByteSize{};
     return;
   }
-  std::int64_t whole = 0;
-  if (read_integer(text, whole) && whole >= 0) {  // exact beyond 2^53, too
-    value = ByteSize::of(whole);
+  std::int64_t bytes = 0;
+  if (read_bytes(text, bytes)) {
+    value = ByteSize::of(bytes);
     return;
-  }
-  double number = 0;
-  std::string unit;
-  if (split_unit(text, number, unit)) {
-    for (const Unit& candidate : kByteUnits) {
-      if (unit != candidate.text) continue;
-      const double bytes = std::round(number * candidate.factor);
-      if (bytes < 0 || bytes >= 0x1p63) break;
-      value = ByteSize::of(static_cast<std::int64_t>(bytes));
-      return;
-    }
   }
   refuse(node, context.path, permitted);
 }

@@ -46,19 +46,18 @@ clang_format() {
 
 check_format() {
   local program
-  program=$(clang_format)
+  program=$(clang_format) || return 1
   sources h cpp cu cuh | xargs -0 -r -n 16 -P "$jobs" "$program" --dry-run -Werror
 }
 
 fix_format() {
   local program
-  program=$(clang_format)
+  program=$(clang_format) || return 1
   sources h cpp cu cuh | xargs -0 -r -n 16 -P "$jobs" "$program" -i
 }
 
 check_includes() {
-  tools/check_includes.py --self-test
-  tools/check_includes.py
+  tools/check_includes.py --self-test && tools/check_includes.py
 }
 
 # Include folders and macros beyond the compiler's own: MPI, and CUDA where there is a toolkit.

@@ -21,10 +21,6 @@ Clock::duration to_duration(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-std::chrono::milliseconds to_milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
-}
-
 std::string seconds_text(double seconds) {
   char text[32];
   std::snprintf(text, sizeof(text), "%g s", seconds);
@@ -99,8 +95,8 @@ void WorkerSession::lost(const std::string& how, const std::string& phase, Remai
   text += joined_ ? worker_name() : std::string("rank 0, before it connected");
   if (!phase.empty()) text += ", last phase \"" + phase + "\"";
   text += ": " + how;
-  // The launcher's end tells more, and comes a moment later.
-  const auto deadline = Clock::now() + std::chrono::seconds(2);
+  // The launcher's end tells how; mpirun takes two seconds for it.
+  const auto deadline = Clock::now() + std::chrono::seconds(5);
   std::optional<launch::LaunchExit> exit = launcher_.exited();
   while (!exit && remains == Remains::kGone && Clock::now() < deadline && !stop_at_once()) {
     server_->next(Clock::now() + kTick);

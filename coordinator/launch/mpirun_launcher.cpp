@@ -43,6 +43,7 @@ class MpirunLauncher : public Launcher {
     set(comm::kPortVariable, std::to_string(request.control_port));
     set(comm::kSecretVariable, request.control_secret);
     adopt_orphans();
+    child_.reset();  // its end would take the new processes along
     child_ = std::make_unique<ChildProcess>(mpirun, arguments, environment, request.output_file);
   }
 

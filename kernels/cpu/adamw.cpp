@@ -34,7 +34,7 @@ OOMB_CLONES void copy_weights(int64_t n, const A* __restrict master, T* __restri
 }
 
 template <class T>
-OOMB_CLONES double squares(int64_t n, const T* x) {
+OOMB_CLONES double squares_in_double(int64_t n, const T* x) {
   return lane_sum<double>(n, [=](int64_t j) {
     const double v = load(x[j]);
     return v * v;
@@ -78,7 +78,7 @@ Status sum_of_squares(const SumOfSquares& op) {
       for (int64_t b = first; b < last; ++b) {
         const int64_t begin = b * kSumBlock;
         const int64_t n = op.num_elements - begin < kSumBlock ? op.num_elements - begin : kSumBlock;
-        partial[b] = squares(n, static_cast<const T*>(op.values) + begin);
+        partial[b] = squares_in_double(n, static_cast<const T*>(op.values) + begin);
       }
     });
     double sum = 0;

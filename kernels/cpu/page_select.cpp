@@ -4,11 +4,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
+#include <cstring>
 #include <type_traits>
 
 #include "kernels/cpu/dtype.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/simd.h"
 #include "kernels/dispatch_pages.h"
 
 namespace oomb::kernels::cpu {
@@ -65,14 +66,14 @@ Status means(const PageMeans& op) {
 struct VotesPlan {
   static constexpr int64_t kPartTokens = 32;  ///< tokens whose votes one task sums
   static constexpr int64_t kTokens = 4;       ///< tokens scored together
-  static constexpr int64_t kPages = 8;        ///< pages scored together: a row of the transposed means
 
   explicit VotesPlan(const PageVotes& op)
       : tile_tokens(std::min(op.tile_tokens, op.num_tokens)),
         tiles(ceil_div(op.num_tokens, tile_tokens)),
         parts(ceil_div(tile_tokens, kPartTokens)),
-        page_blocks(ceil_div(op.num_pages, kPages)),
-        padded_pages(page_blocks * kPages) {
+        block_pages(64 / size_of(accumulator_of(op.dtype))),
+        page_blocks(ceil_div(op.num_pages, block_pages)),
+        padded_pages(page_blocks * block_pages) {
     means = 0;
     centre = means + op.kv_heads * padded_pages * op.head_dim;
     scratch = centre + op.kv_heads * op.head_dim;
@@ -81,29 +82,11 @@ struct VotesPlan {
     total = votes + tiles * parts * op.num_pages;
   }
 
-  int64_t tile_tokens, tiles, parts, page_blocks, padded_pages;
+  int64_t tile_tokens, tiles, parts;
+  int64_t block_pages;  ///< pages scored together: a row of the transposed means, 64 bytes
+  int64_t page_blocks, padded_pages;
   int64_t means, centre, scratch, scratch_each, votes, total;
 };
-
-/// e^x for x <= 0, within 2 units in the last place, in plain arithmetic that the compiler vectorises.
-inline float exp_not_positive(float x) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const float bounded = x < -87.0f ? -87.0f : x;
-  const float shifted = bounded * 1.44269504f + kRound;
-  const float n = shifted - kRound;
-  const float r = (bounded - n * 0.693359375f) - n * -2.12194440e-4f;  // ln 2 in two parts
-  float p = 1.0f / 720.0f;
-  p = p * r + 1.0f / 120.0f;
-  p = p * r + 1.0f / 24.0f;
-  p = p * r + 1.0f / 6.0f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const uint32_t scale = (std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u;
-  const float y = p * std::bit_cast<float>(scale);
-  return x < -87.0f ? 0.0f : y;
-}
-inline double exp_not_positive(double x) { return std::exp(x); }
 
 /// A vector that is subtracted from every page of a head: softmax over pages does not see it, and the scores lose the
 /// large part that pages share (a key bias of norm 900 would leave fp32 scores with errors of 1e-2). Mean of up to 128
@@ -125,15 +108,16 @@ void find_centre(const PageVotes& op, Acc* centre) {
   }
 }
 
-/// Effective means (with the bias part, without the centre) as [Hkv][page block][D][kPages]; zero beyond the last page.
+/// Effective means (with the bias part, without the centre) as [Hkv][page block][D][block_pages]; zero beyond the last
+/// page.
 template <class T, class Acc>
 void transpose_means(const PageVotes& op, const VotesPlan& plan, const Acc* centre, Acc* out) {
   const int64_t dim = op.head_dim, half = dim / 2;
-  parallel_for(0, op.kv_heads * plan.page_blocks, grain_for(dim * VotesPlan::kPages), [&](int64_t begin, int64_t end) {
+  parallel_for(0, op.kv_heads * plan.page_blocks, grain_for(dim * plan.block_pages), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t head = task / plan.page_blocks, first = task % plan.page_blocks * VotesPlan::kPages;
-      Acc* block = out + task * dim * VotesPlan::kPages;
-      for (int64_t p = 0; p < VotesPlan::kPages; ++p) {
+      const int64_t head = task / plan.page_blocks, first = task % plan.page_blocks * plan.block_pages;
+      Acc* block = out + task * dim * plan.block_pages;
+      for (int64_t p = 0; p < plan.block_pages; ++p) {
         const int64_t page = first + p;
         const T* mean = static_cast<const T*>(op.means) + (page * op.kv_heads + head) * dim;
         for (int64_t j = 0; j < dim; ++j) {
@@ -147,46 +131,56 @@ void transpose_means(const PageVotes& op, const VotesPlan& plan, const Acc* cent
                                                      static_cast<const Acc*>(op.page_sin) + page * half, half, j) -
                                      static_cast<double>(centre[head * dim + j]));
           }
-          block[j * VotesPlan::kPages + p] = value;
+          block[j * plan.block_pages + p] = value;
         }
       }
     }
   });
 }
 
-/// scores[i][n] of kTokens tokens against all pages of a head; q is [kTokens][D].
+/// scores[i][n] of kTokens tokens against all pages of a head; q is [kTokens][D]. Written in vectors of 32 bytes, which
+/// older instruction sets do in two halves: eight sums stay in registers, and all sets add in the same order.
 template <class Acc>
-void score(const Acc* q, const Acc* transposed, const VotesPlan& plan, int64_t dim, Acc* scores) {
-  for (int64_t block = 0; block < plan.page_blocks; ++block) {
-    const Acc* m = transposed + block * dim * VotesPlan::kPages;
-    Acc s[VotesPlan::kTokens][VotesPlan::kPages] = {};
+OOMB_CLONES void score(const Acc* q, const Acc* transposed, int64_t page_blocks, int64_t dim, Acc* scores) {
+  using Vector __attribute__((vector_size(32))) = Acc;
+  constexpr int64_t kHalf = 32 / static_cast<int64_t>(sizeof(Acc)), kBlock = 2 * kHalf;
+  constexpr int kTokens = VotesPlan::kTokens;
+  for (int64_t block = 0; block < page_blocks; ++block) {
+    Vector low[kTokens] = {}, high[kTokens] = {};
     for (int64_t d = 0; d < dim; ++d) {
-      for (int64_t i = 0; i < VotesPlan::kTokens; ++i) {
-        for (int64_t p = 0; p < VotesPlan::kPages; ++p) s[i][p] += q[i * dim + d] * m[d * VotesPlan::kPages + p];
+      const Acc* means = transposed + (block * dim + d) * kBlock;
+      Vector m, n;
+      std::memcpy(&m, means, sizeof(m));
+      std::memcpy(&n, means + kHalf, sizeof(n));
+#pragma GCC unroll 4
+      for (int i = 0; i < kTokens; ++i) {
+        low[i] += q[i * dim + d] * m;
+        high[i] += q[i * dim + d] * n;
       }
     }
-    for (int64_t i = 0; i < VotesPlan::kTokens; ++i) {
-      std::copy(s[i], s[i] + VotesPlan::kPages, scores + i * plan.padded_pages + block * VotesPlan::kPages);
+#pragma GCC unroll 4
+    for (int i = 0; i < kTokens; ++i) {
+      Acc* to = scores + (i * page_blocks + block) * kBlock;
+      std::memcpy(to, &low[i], sizeof(low[i]));
+      std::memcpy(to + kHalf, &high[i], sizeof(high[i]));
     }
   }
 }
 
 /// votes[n] += softmax(scores)[n].
 template <class Acc>
-void add_softmax(Acc* scores, int64_t n, Acc* votes) {
-  Acc top = scores[0];
-  for (int64_t p = 1; p < n; ++p) top = scores[p] > top ? scores[p] : top;
-  for (int64_t p = 0; p < n; ++p) scores[p] = exp_not_positive(scores[p] - top);
-  Acc lanes[8] = {};
-  int64_t p = 0;
-  for (; p + 8 <= n; p += 8) {
-    for (int64_t l = 0; l < 8; ++l) lanes[l] += scores[p + l];
+OOMB_CLONES void add_softmax(Acc* __restrict scores, int64_t n, Acc* __restrict votes) {
+  Acc lanes[kLanes];
+  for (Acc& lane : lanes) lane = scores[0];
+  int64_t begin = 0;
+  for (; begin + kLanes <= n; begin += kLanes) {
+    for (int l = 0; l < kLanes; ++l) lanes[l] = scores[begin + l] > lanes[l] ? scores[begin + l] : lanes[l];
   }
-  Acc sum = 0;
-  for (const Acc lane : lanes) sum += lane;
-  for (; p < n; ++p) sum += scores[p];
-  const Acc inverse = Acc(1) / sum;
-  for (int64_t e = 0; e < n; ++e) votes[e] += scores[e] * inverse;
+  for (; begin < n; ++begin) lanes[0] = scores[begin] > lanes[0] ? scores[begin] : lanes[0];
+  const Acc top = *std::max_element(lanes, lanes + kLanes);
+  for (int64_t p = 0; p < n; ++p) scores[p] = exp_acc(scores[p] - top);
+  const Acc inverse = Acc(1) / lane_sum<Acc>(n, [&](int64_t p) { return scores[p]; });
+  for (int64_t p = 0; p < n; ++p) votes[p] += scores[p] * inverse;
 }
 
 template <class T>
@@ -206,7 +200,7 @@ void vote_part(const PageVotes& op, const VotesPlan& plan, int64_t first, int64_
         for (int64_t d = 0; d < dim; ++d) to[d] += load(from[row * dim + d]);
       }
       for (int64_t d = 0; d < n * dim; ++d) q[d] *= static_cast<Acc>(op.score_scale);
-      score(q, transposed + head * plan.padded_pages * dim, plan, dim, scores);
+      score(q, transposed + head * plan.padded_pages * dim, plan.page_blocks, dim, scores);
       for (int64_t i = 0; i < n; ++i) add_softmax(scores + i * plan.padded_pages, op.num_pages, votes);
     }
   }

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/cpu/dtype.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/simd.h"
 #include "kernels/dispatch_pages.h"
 
 namespace oomb::kernels::cpu {
@@ -32,8 +34,8 @@ S narrow(Acc x) {
 
 /// Sum of one block of a slot over its segment, a strip at a time so that the accumulators stay in L1.
 template <class T, class S>
-void sum_block(const T* source, int64_t elements, int64_t source_stride, int64_t tile_jump, int64_t pages_per_tile,
-               const int32_t* sources, int64_t num_sources, bool first, S* out) {
+OOMB_CLONES void sum_block(const T* source, int64_t elements, int64_t source_stride, int64_t tile_jump,
+                           int64_t pages_per_tile, const int32_t* sources, int64_t num_sources, bool first, S* out) {
   using Acc = wider_t<T, S>;
   constexpr int64_t kStrip = 512;
   Acc sum[kStrip];

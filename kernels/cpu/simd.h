@@ -11,7 +11,8 @@
 #include "kernels/cpu/dtype.h"
 
 // Loader-time selection runs before a sanitizer's runtime is ready, and only exists for GNU compilers on x86-64 ELF.
-#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && \
+// OOMB_BASELINE_ONLY is for the test that compares the versions.
+#if !defined(OOMB_BASELINE_ONLY) && defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__OPTIMIZE__)
 #define OOMB_CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
 #else

@@ -1,5 +1,6 @@
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "tests/data/test_files.h"
@@ -200,6 +201,17 @@ TEST(Tokens, HeaderlessUint16AndLargeVocabularies) {
   options.vocab_size = 152064;
   options.dtype = "u32";
   EXPECT_EQ(all_tokens(*open_corpus(options)), (std::vector<int64_t>{151643, 128009}));
+}
+
+TEST(Tokens, MaxBytesCutsWholeTokens) {
+  const TempFolder dir;
+  dir.write("a.bin", raw_all<uint16_t>({1, 2, 3}));
+  dir.write("b.bin", raw_all<uint16_t>({4, 5}));
+  auto options = corpus({dir.path()});
+  options.max_bytes = 9;
+  EXPECT_EQ(all_tokens(*open_corpus(options)), (std::vector<int64_t>{1, 2, 3, 4}));
+  options.max_bytes = 1;  // not even one token
+  error_of([&] { open_corpus(options); });
 }
 
 TEST(Tokens, TruncatedFilesAreNamed) {

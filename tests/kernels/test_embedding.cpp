@@ -1,6 +1,7 @@
 // Token embedding and its segment-sum gradient.
 #include "kernels/embedding.h"
 
+#include <algorithm>
 #include <map>
 
 #include "tests/kernels/harness.h"
@@ -16,7 +17,7 @@ struct Shape {
   int64_t tokens, hidden, vocab, shift;
 };
 const Shape kShapes[] = {{1, 1, 1, 0},   {7, 5, 3, 0},     {301, 64, 256, 0},  {50, 3584, 17, 0},
-                         {9, 24, 11, 1}, {33, 1031, 7, 0}, {4096, 16, 5, 0},   {5, 9000, 1000, 0}};
+                         {9, 24, 11, 1}, {33, 1031, 7, 0}, {4096, 16, 5, 0},   {5, 9000, 40, 0}};
 
 std::vector<int64_t> token_ids(const Shape& s) {
   std::mt19937_64 engine(kSeed);
@@ -78,8 +79,12 @@ TEST_P(EmbeddingTest, BackwardAddsTheRowsOfEachId) {
           expected[static_cast<size_t>(ids[i] * s.hidden + j)] += v;
         }
       }
-      const double scale = 5 + std::sqrt(static_cast<double>(s.tokens));  // of a sum of normal values
-      EXPECT_NEAR_ALL(dtable.read(), expected, 8 * scale * unit_roundoff(acc), 2 * unit_roundoff(acc));
+      // n normal values: partial sums up to about 4 sqrt(n), each rounded, and the n errors grow like sqrt(n).
+      double longest = 0;
+      for (size_t i = 0; i + 1 < segments.begin.size(); ++i) {
+        longest = std::max(longest, static_cast<double>(segments.begin[i + 1] - segments.begin[i]));
+      }
+      EXPECT_NEAR_ALL(dtable.read(), expected, (8 + 2 * longest) * unit_roundoff(acc), 2 * unit_roundoff(acc));
     }
   }
 }

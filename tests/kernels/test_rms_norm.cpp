@@ -75,7 +75,9 @@ TEST_P(RmsNormTest, Forward) {
                                              .y = y.data(),
                                              .inv_rms = inv_rms.data()}));
         const Expected e = forward(s, type, xs, with_delta ? &ds : nullptr, ws);
-        if (with_delta) EXPECT_NEAR_ALL(sum.read(), e.sum, 0, 0);
+        if (with_delta) {
+          EXPECT_NEAR_ALL(sum.read(), e.sum, 0, 0);
+        }
         EXPECT_NEAR_ALL(inv_rms.read(), e.inv_rms, 0, relative_bound(accumulator_of(type), s.hidden));
         EXPECT_NEAR_ALL(y.read(), e.y, 0, relative_bound(type, s.hidden));
         EXPECT_NEAR_ALL(x.read(), xs, 0, 0);

@@ -77,7 +77,9 @@ TEST_P(SwigluTest, Backward) {
                                             with_y ? y.data() : nullptr}));
         // silu' has a root, where the two terms cancel: an error of the terms' size remains.
         EXPECT_NEAR_ALL(d_gate_up.read(), expected, 8 * unit_roundoff(acc) * scale, relative);
-        if (with_y) EXPECT_NEAR_ALL(y.read(), y_expected, type == DType::f64 ? 1e-300 : 1e-34, relative);
+        if (with_y) {
+          EXPECT_NEAR_ALL(y.read(), y_expected, type == DType::f64 ? 1e-300 : 1e-34, relative);
+        }
       }
     }
   }

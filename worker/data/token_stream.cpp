@@ -285,7 +285,8 @@ std::vector<Part> open_parts(const CorpusOptions& options) {
     }
     parts.push_back(std::move(part));
   }
-  if (parts.empty()) throw InputError(options.paths.front() + ": no data: every file is empty");
+  if (parts.empty())
+    throw InputError(options.paths.front() + ": no data: every file is empty, or max_bytes is below one token");
   return parts;
 }
 

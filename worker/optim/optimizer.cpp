@@ -1,0 +1,72 @@
+#include "worker/optim/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <string>
+
+#include "configs/error.h"
+#include "kernels/adamw.h"
+
+namespace oomb {
+
+double learning_rate_at(const OptimizerOptions& o, int64_t step) {
+  if (step <= o.warmup_steps) return o.learning_rate * static_cast<double>(step) / static_cast<double>(o.warmup_steps);
+  const int64_t length = std::max<int64_t>(o.total_steps - o.warmup_steps, 1);
+  const double progress = std::min(static_cast<double>(step - o.warmup_steps) / static_cast<double>(length), 1.0);
+  const double low = o.learning_rate * o.min_learning_rate_ratio;
+  return low + (o.learning_rate - low) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+}
+
+double global_gradient_norm(const model::Parameters& parameters) {
+  const auto options = parameters.types().acc_options().dtype(at::kDouble);
+  at::Tensor sum = at::zeros({1}, options);
+  for (const model::Parameter& p : parameters.all()) {
+    const auto queue = queue_of(p.grad);
+    const Workspace workspace(kernels::sum_of_squares_workspace_bytes(queue, p.grad.numel()), p.grad.device());
+    kernels::SumOfSquares op;
+    op.num_elements = p.grad.numel();
+    op.dtype = dtype_of(p.grad);
+    op.values = p.grad.data_ptr();
+    op.out = sum.data_ptr<double>();
+    op.workspace = workspace.data();
+    check(kernels::sum_of_squares(queue, op), "sum_of_squares");
+  }
+  return std::sqrt(sum.item<double>());
+}
+
+OptimizerReport optimizer_step(model::Parameters& parameters, const OptimizerOptions& options, int64_t step) {
+  OptimizerReport report;
+  report.gradient_norm = global_gradient_norm(parameters);
+  report.learning_rate = learning_rate_at(options, step);
+  if (!std::isfinite(report.gradient_norm)) {
+    throw InputError("step " + std::to_string(step) +
+                     ": the gradient norm is not finite; parameters are as after step " + std::to_string(step - 1) +
+                     "; a lower train.learning_rate or a smaller train.clip_norm may help");
+  }
+  const bool clip = options.clip_norm > 0 && report.gradient_norm > options.clip_norm;
+  for (model::Parameter& p : parameters.all()) {
+    kernels::AdamW op;
+    op.num_elements = p.master.numel();
+    op.acc = dtype_of(p.master);
+    op.lr = report.learning_rate;
+    op.beta1 = options.beta1;
+    op.beta2 = options.beta2;
+    op.eps = options.epsilon;
+    op.weight_decay = p.decayed ? options.weight_decay : 0.0;
+    op.grad_scale = clip ? options.clip_norm / report.gradient_norm : 1.0;
+    op.step = step;
+    op.master = p.master.data_ptr();
+    op.grad = p.grad.data_ptr();
+    op.m = p.m.data_ptr();
+    op.v = p.v.data_ptr();
+    if (!p.master.is_same(p.weight)) {
+      op.weight = p.weight.data_ptr();
+      op.weight_dtype = dtype_of(p.weight);
+    }
+    check(kernels::adamw_step(queue_of(p.master), op), "adamw_step");
+  }
+  return report;
+}
+
+}  // namespace oomb

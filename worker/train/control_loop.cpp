@@ -1,0 +1,150 @@
+#include "worker/train/control_loop.h"
+
+#include <c10/core/InferenceMode.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <iostream>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "comm/control_client.h"
+#include "comm/control_messages.h"
+#include "configs/error.h"
+#include "worker/train/trainer.h"
+
+namespace oomb {
+
+namespace {
+
+using nlohmann::json;
+namespace message = comm::message;
+using std::chrono::milliseconds;
+
+constexpr auto kConnectTime = std::chrono::seconds(60);
+constexpr auto kPoll = milliseconds(500);
+constexpr auto kFlushTime = milliseconds(5000);
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
+}
+
+json step_message(const StepReport& r) {
+  return {{"type", message::kStepDone},
+          {"step", r.step},
+          {"loss", r.loss},
+          {"tokens", r.tokens},
+          {"labels", r.labels},
+          {"seconds", r.seconds},
+          {"grad_norm", r.gradient_norm},
+          {"lr", r.learning_rate},
+          {"hbm_peak_bytes", r.hbm_peak_bytes},
+          {"host_peak_bytes", r.host_peak_bytes},
+          {"page_fast_peak_bytes", r.page_fast_bytes},
+          {"page_host_peak_bytes", r.page_host_bytes},
+          {"pass1_seconds", r.pass1_seconds},
+          {"pass2_seconds", r.pass2_seconds},
+          {"optimizer_seconds", r.optimizer_seconds}};
+}
+
+class Server {
+ public:
+  explicit Server(comm::ControlClient& client) : client_(client) {}
+
+  void run() {
+    const json& welcome = client_.welcome();
+    const RunConfig config = run_config_from_json(welcome.at("config").dump());
+    const bool train = welcome.at("mode") == "train";
+    TrainerEvents events;
+    events.log = [this](const std::string& level, const std::string& text) {
+      client_.send({{"type", message::kLog}, {"level", level}, {"text", text}});
+    };
+    events.phase = [this](const std::string& text) { client_.set_phase(text); };
+    Trainer trainer(config, train ? Trainer::Mode::train : Trainer::Mode::evaluate, events);
+    client_.send({{"type", message::kReady},
+                  {"device", trainer.types().device.str()},
+                  {"parameters", trainer.parameters().num_elements()},
+                  {"resumed_step", trainer.steps_done()},
+                  {"checkpoint", trainer.resumed_from()},
+                  {"lines", trainer.summary()}});
+    client_.set_phase("waiting for the coordinator");
+    while (!client_.lost()) {
+      const auto request = client_.receive(kPoll);
+      if (!request) continue;
+      if (request->at("type") == message::kFinish) return;
+      answer(trainer, *request);
+      client_.set_phase("waiting for the coordinator");
+    }
+    throw comm::ControlError("the coordinator is gone");
+  }
+
+ private:
+  void answer(Trainer& trainer, const json& request) {
+    const std::string type = request.at("type");
+    if (type == message::kRunStep) {
+      client_.send(step_message(trainer.run_step(request.at("step"))));
+    } else if (type == message::kCheckpoint) {
+      const auto start = std::chrono::steady_clock::now();
+      const checkpoint::CheckpointInfo info = trainer.save_checkpoint();
+      int64_t bytes = 0;
+      for (const auto& file : info.manifest.files) bytes += file.size;
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+      client_.send({{"type", message::kCheckpointDone}, {"path", info.path}, {"bytes", bytes}, {"seconds", seconds}});
+    } else if (type == message::kEvaluate) {
+      const EvalReport report = trainer.evaluate();
+      client_.send({{"type", message::kEvaluated}, {"loss", report.loss}, {"tokens", report.labels}});
+    } else {
+      throw std::runtime_error("the coordinator sent an unknown request: " + type);
+    }
+  }
+
+  comm::ControlClient& client_;
+};
+
+int fail(comm::ControlClient& client, const char* kind, const std::string& text, int status) {
+  std::cerr << "oomb-worker: " << text << std::endl;
+  try {
+    client.send({{"type", message::kFailed}, {"kind", kind}, {"message", text}});
+    client.flush(kFlushTime);
+  } catch (const comm::ControlError&) {
+    // The line above is all that is left to say.
+  }
+  return status;
+}
+
+// LibTorch's messages carry a stack trace after the first line.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+int serve_coordinator(int rank, int size) {
+  const auto client = comm::ControlClient::connect(
+      comm::ControlAddress::from_environment(),
+      {{"rank", rank}, {"size", size}, {"host", host_name()}, {"pid", static_cast<int64_t>(getpid())}},
+      std::chrono::steady_clock::now() + kConnectTime);
+  client->on_lost([](const std::string& reason) {
+    std::cerr << "oomb-worker: " << reason << "; ending" << std::endl;
+    _exit(1);
+  });
+  // Backward passes are our own: no tensor of a worker records history.
+  const c10::InferenceMode no_autograd;
+  try {
+    Server(*client).run();
+    return 0;
+  } catch (const InputError& error) {
+    return fail(*client, "input", error.what(), 2);
+  } catch (const std::bad_alloc&) {
+    return fail(*client, "resource", "out of host memory; lower pages.host_bytes or sequence.chunk", 3);
+  } catch (const c10::OutOfMemoryError& error) {
+    return fail(*client, "resource",
+                "out of device memory: " + first_line(error.what_without_backtrace()) +
+                    "; lower pages.hbm_bytes or sequence.chunk",
+                3);
+  } catch (const std::exception& error) {
+    return fail(*client, "internal", first_line(error.what()), 1);
+  }
+}
+
+}  // namespace oomb

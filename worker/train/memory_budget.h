@@ -1,0 +1,18 @@
+// What is really left: memory of this process's control group, of the machine, and of the GPU.
+#pragma once
+
+#include <cstdint>
+
+namespace oomb {
+
+/// Bytes this process may still take from host memory: the smallest of MemAvailable and, for each control group up to
+/// the root, its limit minus its use. -1 if nothing can be read.
+int64_t available_host_bytes();
+
+/// Peak resident size of this process (VmHWM), 0 if unknown.
+int64_t peak_host_bytes();
+
+/// Cores this process may run on.
+int64_t available_cores();
+
+}  // namespace oomb

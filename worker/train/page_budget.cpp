@@ -1,0 +1,102 @@
+#include "worker/train/page_budget.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <sstream>
+
+#include "configs/error.h"
+#include "worker/train/device_memory.h"
+#include "worker/train/memory_budget.h"
+
+namespace oomb {
+
+namespace {
+
+std::string gib(int64_t bytes) {
+  std::ostringstream text;
+  text.precision(2);
+  text << std::fixed << static_cast<double>(bytes) / (1 << 30) << " GiB";
+  return text.str();
+}
+
+// Segments owned by LibTorch: device memory, or pinned host memory when `pinned`.
+pages::SegmentSource tensor_segments(const at::TensorOptions& options) {
+  auto owners = std::make_shared<std::map<void*, at::Tensor>>();
+  return {[owners, options](int64_t bytes) -> void* {
+            try {
+              at::Tensor segment = at::empty({bytes}, options.dtype(at::kByte));
+              void* memory = segment.data_ptr();
+              owners->emplace(memory, std::move(segment));
+              return memory;
+            } catch (const c10::Error&) {
+              return nullptr;  // the arena reports it with the budget's figures
+            }
+          },
+          [owners](void* segment, int64_t) { owners->erase(segment); }};
+}
+
+// Activations of one chunk, the logits tile and slack: what the GPU must keep free besides pages.
+int64_t working_bytes(const model::ModelConfig& m, const PipelineOptions& o, const TensorTypes& types) {
+  const int64_t element = static_cast<int64_t>(c10::elementSize(types.compute));
+  const int64_t qkv = (2 * m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
+  const int64_t per_token_layer = 4 * m.hidden_size + qkv + 2 * m.intermediate_size;
+  const int64_t activations = o.chunk_tokens * m.num_layers * per_token_layer * element;
+  const int64_t logits = 3 * std::min(o.loss_row_tile, o.chunk_tokens) * m.vocab_size * 4;
+  return activations + logits + (int64_t{6} << 30);
+}
+
+}  // namespace
+
+PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& model, const PipelineOptions& pipeline,
+                            const TensorTypes& types, bool training) {
+  PageBudget budget;
+  const pages::PageLayout layout = SequencePipeline::page_layout(model, pipeline, types, config.sequence.length);
+  // Nobody reads the pages of the last chunk.
+  const ChunkGrid grid{config.sequence.length, pipeline.chunk_tokens, pipeline.selection.page_tokens};
+  const int64_t slots = layout.num_layers * grid.first_page_of(grid.num_chunks() - 1);
+  budget.home_bytes = slots * layout.kv_slot_bytes;
+  budget.gradient_bytes = training ? slots * layout.gradient_slot_bytes : 0;
+
+  pages::PageMemory::Options& memory = budget.memory;
+  const bool gpu = types.device.is_cuda();
+  if (!config.pages.hbm_bytes.automatic) {
+    memory.fast_bytes = config.pages.hbm_bytes.bytes;
+  } else if (gpu) {
+    memory.fast_bytes = std::max<int64_t>(free_device_bytes(types.device) - working_bytes(model, pipeline, types), 0);
+  }
+  const int64_t host_left = available_host_bytes();
+  if (!config.pages.host_bytes.automatic) {
+    memory.host_bytes = config.pages.host_bytes.bytes;
+    if (host_left >= 0 && memory.host_bytes > host_left) {
+      throw InputError("pages.host_bytes: " + gib(memory.host_bytes) + " asked for, " + gib(host_left) +
+                       " left on this machine (or in its control group); allowed: at most that, or auto");
+    }
+  } else {
+    memory.host_bytes = host_left < 0 ? 0 : host_left / 10 * 8;
+  }
+  const int64_t largest_slot = std::max(layout.kv_slot_bytes, layout.gradient_slot_bytes);
+  memory.segment_bytes = std::clamp((budget.home_bytes + budget.gradient_bytes) / 16, largest_slot, int64_t{1} << 30);
+  if (gpu) {
+    memory.fast = tensor_segments(at::TensorOptions().device(types.device));
+    memory.host = tensor_segments(at::TensorOptions().pinned_memory(true));
+  }
+
+  const int64_t needed = budget.home_bytes + (pipeline.selection.dense ? budget.gradient_bytes : 0);
+  const int64_t there = memory.fast_bytes + memory.host_bytes;
+  if (needed > there) {
+    throw InputError("pages: a sequence of " + std::to_string(config.sequence.length) + " tokens needs " + gib(needed) +
+                     " for pages, " + gib(there) + " are there (pages.hbm_bytes " + gib(memory.fast_bytes) +
+                     ", pages.host_bytes " + gib(memory.host_bytes) + "); shorten sequence.length to about " +
+                     std::to_string(config.sequence.length / 2 * there / std::max<int64_t>(needed, 1) * 2) +
+                     " or raise the budgets");
+  }
+  budget.lines.push_back("pages: homes " + gib(budget.home_bytes) + ", gradient slots at most " +
+                         gib(budget.gradient_bytes) + "; budget: fast " + gib(memory.fast_bytes) + ", host " +
+                         gib(memory.host_bytes));
+  return budget;
+}
+
+}  // namespace oomb

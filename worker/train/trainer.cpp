@@ -1,0 +1,375 @@
+#include "worker/train/trainer.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "configs/error.h"
+#include "worker/data/token_stream.h"
+#include "worker/model/hf_folder.h"
+#include "worker/train/device_memory.h"
+#include "worker/train/memory_budget.h"
+#include "worker/train/page_budget.h"
+
+namespace oomb {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+constexpr const char* kStateFile = "trainer.json";
+
+at::ScalarType scalar_type(ComputeDtype type) {
+  switch (type) {
+    case ComputeDtype::kFp64:
+      return at::kDouble;
+    case ComputeDtype::kFp32:
+      return at::kFloat;
+    case ComputeDtype::kBf16:
+      return at::kBFloat16;
+  }
+  return at::kFloat;
+}
+
+TensorTypes types_of(const RunConfig& config) {
+  TensorTypes types;
+  types.compute = scalar_type(config.train.compute_dtype);
+  const bool cuda =
+      config.train.device == DeviceKind::kCuda || (config.train.device == DeviceKind::kAuto && gpu_count() > 0);
+  if (cuda) types.device = at::Device(at::kCUDA, 0);
+  return types;
+}
+
+PipelineOptions pipeline_options(const RunConfig& config, const TensorTypes& types) {
+  PipelineOptions o;
+  o.chunk_tokens = config.sequence.chunk;
+  o.loss_row_tile = config.loss.row_tile;
+  attention::SelectionRule& s = o.selection;
+  const AttentionSection& a = config.attention;
+  s.dense = a.kind == AttentionKind::kDense;
+  s.score_scale = a.score_scale;
+  s.page_tokens = a.page_tokens;
+  s.query_tile = a.query_tile == 0 ? a.page_tokens : a.query_tile;
+  s.budget_pages = a.budget_pages;
+  s.chunk_pages = a.chunk_pages;
+  s.sink_pages = a.sink_pages;
+  s.recent_pages = a.recent_pages;
+  s.votes = a.votes == VoteSource::kTile ? attention::Votes::tile : attention::Votes::previous_tile;
+  switch (config.pages.grad_dtype) {
+    case PageGradDtype::kAuto:
+      o.gradient_dtype = types.acc();
+      break;
+    case PageGradDtype::kFp32:
+      o.gradient_dtype = at::kFloat;
+      break;
+    case PageGradDtype::kBf16:
+      o.gradient_dtype = at::kBFloat16;
+      break;
+  }
+  return o;
+}
+
+OptimizerOptions optimizer_options(const TrainSection& t) {
+  OptimizerOptions o;
+  o.learning_rate = t.learning_rate;
+  o.min_learning_rate_ratio = t.min_learning_rate_ratio;
+  o.warmup_steps = t.warmup_steps;
+  o.total_steps = t.steps;
+  o.weight_decay = t.weight_decay;
+  o.beta1 = t.beta1;
+  o.beta2 = t.beta2;
+  o.epsilon = t.epsilon;
+  o.clip_norm = t.clip_norm;
+  return o;
+}
+
+std::vector<std::string> strings_of(const std::vector<std::filesystem::path>& paths) {
+  std::vector<std::string> out;
+  for (const auto& path : paths) out.push_back(path.string());
+  return out;
+}
+
+}  // namespace
+
+Trainer::Trainer(const RunConfig& config, Mode mode, TrainerEvents events)
+    : config_(config),
+      mode_(mode),
+      events_(std::move(events)),
+      types_(types_of(config)),
+      optimizer_(optimizer_options(config.train)) {
+  initialise_device(types_.device);
+  const int64_t threads = config.train.threads > 0 ? config.train.threads : available_cores();
+  at::set_num_threads(static_cast<int>(threads));
+  if (config.train.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  store_ = std::make_unique<checkpoint::CheckpointStore>(
+      checkpoint::StoreOptions{config.checkpoint.dir.string(),
+                               config.checkpoint.keep,
+                               [this](const std::string& text) { log("warning", text); },
+                               {}});
+  phase("reading the model");
+  load_model();
+  phase("opening the data");
+  open_data();
+  make_pipeline();
+  phase("looking for a checkpoint");
+  resume();
+}
+
+void Trainer::log(const std::string& level, const std::string& text) const {
+  if (events_.log) events_.log(level, text);
+}
+void Trainer::phase(const std::string& text) const {
+  if (events_.phase) events_.phase(text);
+}
+
+void Trainer::load_model() {
+  const bool from_folder = !config_.model.path.empty();
+  const model::ModelConfig model =
+      model::read_hf_config((from_folder ? config_.model.path : config_.model.config).string());
+  parameters_ = std::make_unique<model::Parameters>(model, types_, mode_ == Mode::train);
+  if (from_folder) {
+    model::load_hf_weights(*parameters_, config_.model.path.string(),
+                           [this](const std::string& text) { log("warning", text); });
+  } else {
+    const double std = config_.model.init_std > 0 ? config_.model.init_std : model.initializer_range;
+    parameters_->initialise(static_cast<uint64_t>(config_.train.seed), std);
+  }
+  std::ostringstream line;
+  line << "model: " << model.architecture << ", " << parameters_->num_elements() << " parameters, "
+       << to_string(config_.train.compute_dtype) << " on " << types_.device.str() << ", " << at::get_num_threads()
+       << " threads, " << (from_folder ? "weights from " + config_.model.path.string() : "random weights");
+  summary_.push_back(line.str());
+}
+
+void Trainer::open_data() {
+  const int64_t vocab = parameters_->config().vocab_size;
+  const auto seed = static_cast<uint64_t>(config_.train.seed);
+  if (config_.data.kind == DataKind::kCopy) {
+    data::CopyTaskOptions o;
+    o.sequence_length = config_.sequence.length;
+    o.alphabet = config_.data.copy.alphabet;
+    o.seed = seed;
+    o.chunk_tokens = config_.sequence.chunk;
+    if (o.alphabet > vocab) {
+      throw InputError("data.copy.alphabet: " + std::to_string(o.alphabet) +
+                       " symbols; allowed: at most the model's vocabulary of " + std::to_string(vocab));
+    }
+    training_ = data::make_copy_task(o);
+    o.split = data::Split::kHeldOut;
+    held_out_ = data::make_copy_task(o);
+    return;
+  }
+  data::CorpusOptions o;
+  o.paths = strings_of(config_.data.paths);
+  o.extensions = config_.data.extensions;
+  o.max_bytes = config_.data.max_bytes;
+  o.vocab_size = vocab;
+  o.format = config_.data.kind == DataKind::kText
+                 ? data::TokenFormat::kText
+                 : data::parse_token_format(std::string(to_string(config_.data.format)));
+  if (config_.data.dtype != TokenDtype::kAuto) o.dtype = to_string(config_.data.dtype);
+  const std::shared_ptr<const data::TokenStream> stream = data::open_corpus(o);
+  if (stream->vocab_size_needed() > vocab) {
+    throw InputError("data: token ids need a vocabulary of " + std::to_string(stream->vocab_size_needed()) +
+                     ", the model has " + std::to_string(vocab) +
+                     "; allowed: a model with a larger vocab_size, or other data");
+  }
+  data::WindowOptions w;
+  w.sequence_length = config_.sequence.length;
+  w.held_out_fraction = config_.data.holdout_fraction;
+  w.seed = seed;
+  if (mode_ == Mode::train) {
+    training_ = data::make_windows(stream, w);
+    summary_.push_back("data: " + std::to_string(stream->size()) + " tokens, " +
+                       std::to_string(training_->num_sequences()) + " sequences of " +
+                       std::to_string(w.sequence_length) + " per epoch");
+  }
+  if (mode_ == Mode::evaluate || config_.eval.every > 0) {
+    w.split = data::Split::kHeldOut;
+    held_out_ = data::make_windows(stream, w);
+  }
+}
+
+void Trainer::make_pipeline() {
+  const PipelineOptions options = pipeline_options(config_, types_);
+  const PageBudget budget = plan_page_budget(config_, parameters_->config(), options, types_, mode_ == Mode::train);
+  summary_.insert(summary_.end(), budget.lines.begin(), budget.lines.end());
+  memory_ = std::make_unique<pages::PageMemory>(
+      SequencePipeline::page_layout(parameters_->config(), options, types_, config_.sequence.length), budget.memory);
+  pipeline_ = std::make_unique<SequencePipeline>(parameters_.get(), options, memory_.get());
+}
+
+void Trainer::resume() {
+  const Resume& from = config_.checkpoint.resume;
+  std::optional<checkpoint::CheckpointInfo> found;
+  switch (from.kind) {
+    case Resume::Kind::kNever:
+      break;
+    case Resume::Kind::kAuto:
+      found = store_->latest_whole();
+      break;
+    case Resume::Kind::kPath:
+      found = checkpoint::resolve_resume(from.path.string(), [this](const std::string& text) { log("warning", text); });
+      break;
+  }
+  if (mode_ == Mode::train) {
+    store_->check_writable(model::checkpoint_bytes(*parameters_));
+    store_->remove_leftovers();
+  }
+  if (!found) {
+    if (mode_ == Mode::evaluate && config_.model.path.empty()) {
+      throw InputError(config_.checkpoint.dir.string() +
+                       ": no checkpoint to evaluate; train first, or name one in checkpoint.resume");
+    }
+    return;
+  }
+  model::load_hf_weights(*parameters_, found->path, [this](const std::string& text) { log("warning", text); });
+  if (mode_ == Mode::train) model::load_optimizer_state(*parameters_, found->path);
+  load_trainer_state(found->path);
+  resumed_from_ = found->path;
+  summary_.push_back("resumed after step " + std::to_string(steps_done_) + " from " + found->path);
+}
+
+void Trainer::load_trainer_state(const std::string& folder) {
+  const std::string file = folder + "/" + kStateFile;
+  std::ifstream in(file);
+  const nlohmann::json state = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (!state.is_object() || !state.contains("step") || !state["step"].is_number_integer()) {
+    throw InputError(file + ": not a trainer state; the checkpoint is damaged");
+  }
+  steps_done_ = state["step"].get<int64_t>();
+  if (mode_ == Mode::evaluate) return;
+  // The data position is a count of sequences, so it means the same sequences only if these agree.
+  const auto must_agree = [&](const char* key, const char* field, int64_t now) {
+    const int64_t then = state.value(key, int64_t{-1});
+    if (then != now) {
+      throw InputError(file + ": " + field + " was " + std::to_string(then) + " and is now " + std::to_string(now) +
+                       "; allowed: the value of the checkpoint, or start anew from its weights with model.path and "
+                       "checkpoint.resume: never");
+    }
+  };
+  must_agree("sequence_length", "sequence.length", config_.sequence.length);
+  must_agree("sequences_per_step", "train.sequences_per_step", config_.train.sequences_per_step);
+  must_agree("seed", "train.seed", config_.train.seed);
+  must_agree("sequences_per_epoch", "the number of sequences in the data", training_->num_sequences());
+}
+
+std::vector<int64_t> Trainer::labels_of(const std::vector<int64_t>& ids) const {
+  std::vector<int64_t> labels(ids.size());
+  data::make_labels(ids, labels);
+  if (config_.data.kind == DataKind::kCopy) {
+    // The first half is random: nothing to learn there, and it would hide the loss of the copy.
+    const size_t half = (ids.size() + 1) / 2;
+    std::fill(labels.begin(), labels.begin() + static_cast<std::ptrdiff_t>(half), data::kIgnoredLabel);
+  }
+  return labels;
+}
+
+StepReport Trainer::run_step(int64_t step) {
+  if (step != steps_done_ + 1) {
+    throw std::logic_error("step " + std::to_string(step) + " asked for after step " + std::to_string(steps_done_));
+  }
+  const auto start = Clock::now();
+  StepReport report;
+  report.step = step;
+  const int64_t count = config_.train.sequences_per_step;
+  std::vector<std::vector<int64_t>> ids(static_cast<size_t>(count)), labels(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    auto& sequence = ids[static_cast<size_t>(i)];
+    sequence.resize(static_cast<size_t>(config_.sequence.length));
+    training_->get((step - 1) * count + i, sequence);
+    labels[static_cast<size_t>(i)] = labels_of(sequence);
+    report.labels += std::count_if(labels[static_cast<size_t>(i)].begin(), labels[static_cast<size_t>(i)].end(),
+                                   [](int64_t label) { return label != data::kIgnoredLabel; });
+    report.tokens += config_.sequence.length;
+  }
+
+  // One scale for the whole step: the loss is a mean over all its labels, not a mean of means.
+  const double scale = report.labels > 0 ? 1.0 / static_cast<double>(report.labels) : 0.0;
+  double loss_sum = 0, pass_start = seconds_since(start);
+  const char* running = nullptr;
+  PipelineObserver observer;
+  observer.on_phase = [&](const char* pass, int64_t chunk) {
+    if (running != pass) {
+      const double now = seconds_since(start);
+      if (running != nullptr)
+        (std::string_view(running) == "pass 1" ? report.pass1_seconds : report.pass2_seconds) += now - pass_start;
+      running = pass;
+      pass_start = now;
+    }
+    phase("step " + std::to_string(step) + ", " + pass + ", chunk " + std::to_string(chunk));
+  };
+  pipeline_->set_observer(observer);
+  parameters_->zero_gradients();
+  for (int64_t i = 0; i < count; ++i) {
+    loss_sum += pipeline_->train(ids[static_cast<size_t>(i)], labels[static_cast<size_t>(i)], scale).loss_sum;
+  }
+  pipeline_->set_observer({});
+  if (running != nullptr)
+    (std::string_view(running) == "pass 1" ? report.pass1_seconds : report.pass2_seconds) +=
+        seconds_since(start) - pass_start;
+  report.loss = loss_sum * scale;
+  if (report.labels > 0) {
+    if (!std::isfinite(report.loss)) {
+      throw InputError("step " + std::to_string(step) + ": the loss is not finite; parameters are as after step " +
+                       std::to_string(step - 1) + "; a lower train.learning_rate may help");
+    }
+    phase("step " + std::to_string(step) + ", optimizer");
+    const auto optimizer_start = Clock::now();
+    const OptimizerReport optimizer = optimizer_step(*parameters_, optimizer_, step);
+    report.optimizer_seconds = seconds_since(optimizer_start);
+    report.gradient_norm = optimizer.gradient_norm;
+    report.learning_rate = optimizer.learning_rate;
+  }
+  steps_done_ = step;
+  report.hbm_peak_bytes = peak_device_bytes(types_.device);
+  report.host_peak_bytes = peak_host_bytes();
+  report.page_fast_bytes = memory_->budget(pages::Tier::fast).peak_bytes;
+  report.page_host_bytes = memory_->budget(pages::Tier::host).peak_bytes;
+  report.seconds = seconds_since(start);
+  return report;
+}
+
+checkpoint::CheckpointInfo Trainer::save_checkpoint() {
+  phase("checkpoint of step " + std::to_string(steps_done_));
+  auto writer = store_->begin(steps_done_, model::checkpoint_bytes(*parameters_));
+  model::save_hf_folder(*parameters_, *writer);
+  model::save_optimizer_state(*parameters_, *writer);
+  // Nothing of a step is drawn from a generator with state: the order of the data is a function of (seed, index).
+  const nlohmann::json state = {{"step", steps_done_},
+                                {"next_sequence", steps_done_ * config_.train.sequences_per_step},
+                                {"sequences_per_step", config_.train.sequences_per_step},
+                                {"sequences_per_epoch", training_->num_sequences()},
+                                {"sequence_length", config_.sequence.length},
+                                {"seed", config_.train.seed}};
+  checkpoint::write_text(*writer, kStateFile, state.dump(2) + "\n");
+  checkpoint::CheckpointInfo info = writer->commit();
+  store_->prune();
+  return info;
+}
+
+EvalReport Trainer::evaluate() {
+  if (held_out_ == nullptr) throw std::logic_error("evaluate: no held-out data was opened");
+  EvalReport report;
+  const int64_t count = std::min(config_.eval.sequences, held_out_->num_sequences());
+  double loss_sum = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    phase("evaluation, sequence " + std::to_string(i));
+    std::vector<int64_t> ids(static_cast<size_t>(config_.sequence.length));
+    held_out_->get(i, ids);
+    const SequenceLoss loss = pipeline_->evaluate(ids, labels_of(ids));
+    loss_sum += loss.loss_sum;
+    report.labels += loss.num_labels;
+  }
+  if (report.labels > 0) report.loss = loss_sum / static_cast<double>(report.labels);
+  return report;
+}
+
+}  // namespace oomb
