@@ -1,18 +1,20 @@
 #include "configs/document.h"
 
-#include <yaml-cpp/yaml.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/parser.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 namespace oomb::schema {
 namespace {
 
-constexpr int kMaxDepth = 16;
+constexpr std::size_t kMaxDepth = 16;
 constexpr int kMaxNodes = 100'000;  // aliases may repeat a part of a small file very often
 constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
-
-std::string join(const std::string& path, const std::string& key) { return path.empty() ? key : path + "." + key; }
 
 // Control characters would break the one line of an error.
 std::string printable(std::string text) {
@@ -22,63 +24,170 @@ std::string printable(std::string text) {
   return text.size() <= 100 ? text : text.substr(0, 100) + "...";
 }
 
-class YamlConverter {
+// Builds the tree from the parser's events. yaml-cpp's own tree keeps both of two equal keys, loses the lines of absent
+// values, and its loader of several documents never ends on some malformed texts.
+class TreeBuilder : public YAML::EventHandler {
  public:
   // Without lines, `name` is the whole place (an override).
-  YamlConverter(std::string name, bool lines) : name_(std::move(name)), lines_(lines) {}
+  TreeBuilder(std::string name, bool lines) : name_(std::move(name)), lines_(lines) {}
 
-  Node convert(const YAML::Node& yaml, const std::string& path, const std::string& parent_where, int depth) {
-    Node node;
-    node.where = yaml.Mark().is_null() ? parent_where : at(yaml.Mark());
-    if (depth > kMaxDepth || ++count_ > kMaxNodes) fail(node.where, path, "nested too deeply or too large");
-    switch (yaml.Type()) {
-      case YAML::NodeType::Undefined:
-      case YAML::NodeType::Null:
-        break;
-      case YAML::NodeType::Scalar:
-        node.kind = Node::Kind::kScalar;
-        node.scalar = yaml.Scalar();
-        node.quoted = yaml.Tag() == "!";
-        // Explicit tags such as !!int ask for a meaning that nobody here gives them.
-        if (!node.quoted && yaml.Tag() != "?" && !yaml.Tag().empty()) fail(node.where, path, "tags are not supported");
-        break;
-      case YAML::NodeType::Sequence:
-        node.kind = Node::Kind::kList;
-        for (std::size_t i = 0; i < yaml.size(); ++i) {
-          node.items.push_back(convert(yaml[i], path + "[" + std::to_string(i) + "]", node.where, depth + 1));
-        }
-        break;
-      case YAML::NodeType::Map:
-        node.kind = Node::Kind::kMap;
-        convert_map(yaml, path, depth, node);
-        break;
+  // The document's tree; a null node when there was none.
+  Node take() { return std::move(root_); }
+
+  std::string at(const YAML::Mark& mark) const {
+    return lines_ && !mark.is_null() ? name_ + ":" + std::to_string(mark.line + 1) : name_;
+  }
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    if (wants_key()) fail(at(mark), path(), "a key that is not a text");
+    add(leaf(mark, Node::Kind::kNull), anchor);
+  }
+
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    if (wants_key()) fail(at(mark), path(), "a key that is not a text");
+    const auto known = anchors_.find(anchor);
+    if (known == anchors_.end()) fail(at(mark), path(), "a value that holds itself");
+    count_ += size_of(known->second);
+    check_size(mark);
+    Node copy = known->second;
+    copy.where = at(mark);
+    add(std::move(copy), 0);
+  }
+
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& value) override {
+    // Explicit tags such as !!int ask for a meaning that nobody here gives them.
+    if (!tag.empty() && tag != "?" && tag != "!") fail(at(mark), path(), "tags are not supported");
+    if (wants_key()) {
+      start_entry(mark, value);
+      return;
     }
+    Node node = leaf(mark, Node::Kind::kScalar);
+    node.scalar = value;
+    node.quoted = tag == "!";
+    add(std::move(node), anchor);
+  }
+
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    open(mark, Node::Kind::kList, anchor);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    open(mark, Node::Kind::kMap, anchor);
+  }
+  void OnMapEnd() override { close(); }
+
+ private:
+  struct Open {
+    Node node;
+    YAML::anchor_t anchor = 0;
+    bool has_key = false;  // of a map: the next value belongs to `key`
+    std::string key;
+    std::string key_where;
+  };
+
+  bool wants_key() const {
+    return !stack_.empty() && stack_.back().node.kind == Node::Kind::kMap && !stack_.back().has_key;
+  }
+
+  // Of the value that comes next.
+  std::string path() const {
+    std::string text;
+    for (const Open& open : stack_) {
+      if (open.node.kind == Node::Kind::kList) {
+        text += "[" + std::to_string(open.node.items.size()) + "]";
+      } else if (open.has_key) {
+        text += (text.empty() ? "" : ".") + printable(open.key);
+      }
+    }
+    return text;
+  }
+
+  void check_size(const YAML::Mark& mark) const {
+    if (count_ > kMaxNodes || stack_.size() > kMaxDepth) fail(at(mark), path(), "nested too deeply or too large");
+  }
+
+  static int size_of(const Node& node) {
+    int count = 1;
+    for (const Node& item : node.items) count += size_of(item);
+    for (const auto& entry : node.entries) count += size_of(entry.second);
+    return count;
+  }
+
+  Node leaf(const YAML::Mark& mark, Node::Kind kind) {
+    ++count_;
+    check_size(mark);
+    Node node;
+    node.kind = kind;
+    node.where = at(mark);
     return node;
   }
 
-  std::string at(const YAML::Mark& mark) const { return lines_ ? name_ + ":" + std::to_string(mark.line + 1) : name_; }
+  void open(const YAML::Mark& mark, Node::Kind kind, YAML::anchor_t anchor) {
+    if (wants_key()) fail(at(mark), path(), "a key that is not a text");
+    stack_.push_back({leaf(mark, kind), anchor, false, "", ""});
+  }
 
- private:
-  void convert_map(const YAML::Node& yaml, const std::string& path, int depth, Node& node) {
-    std::set<std::string> seen;  // yaml-cpp keeps both of two equal keys
-    for (const auto& entry : yaml) {
-      const std::string where = entry.first.Mark().is_null() ? node.where : at(entry.first.Mark());
-      if (!entry.first.IsScalar()) fail(where, path, "a key that is not a text");
-      const std::string key = entry.first.Scalar();
-      const std::string key_path = join(path, printable(key));
-      if (!seen.insert(key).second) {
-        fail(where, key_path, "duplicate key, already at " + node.find(key)->where + "; allowed: each key once");
-      }
-      Node value = convert(entry.second, key_path, where, depth + 1);
-      value.where = where;  // the line of the key is the one to look at
-      node.entries.emplace_back(key, std::move(value));
+  void close() {
+    Open done = std::move(stack_.back());
+    stack_.pop_back();
+    add(std::move(done.node), done.anchor);
+  }
+
+  void start_entry(const YAML::Mark& mark, const std::string& key) {
+    Open& map = stack_.back();
+    const Node* earlier = map.node.find(key);
+    map.has_key = true;
+    map.key = key;
+    map.key_where = at(mark);
+    if (earlier == nullptr) return;
+    fail(map.key_where, path(), "duplicate key, already at " + earlier->where + "; allowed: each key once");
+  }
+
+  void add(Node node, YAML::anchor_t anchor) {
+    if (anchor != 0) anchors_[anchor] = node;
+    if (stack_.empty()) {
+      root_ = std::move(node);
+      return;
     }
+    Open& parent = stack_.back();
+    if (parent.node.kind == Node::Kind::kList) {
+      parent.node.items.push_back(std::move(node));
+      return;
+    }
+    node.where = parent.key_where;  // the line of the key is the one to look at
+    parent.node.entries.emplace_back(std::move(parent.key), std::move(node));
+    parent.has_key = false;
   }
 
   std::string name_;
   bool lines_;
   int count_ = 0;
+  Node root_;
+  std::vector<Open> stack_;
+  std::map<YAML::anchor_t, Node> anchors_;
 };
+
+// The tree of the only document; a null node when there is none.
+Node load_document(std::string_view text, const std::string& name, bool lines) {
+  TreeBuilder builder(name, lines);
+  try {
+    std::istringstream stream{std::string(text)};
+    YAML::Parser parser(stream);
+    if (!parser.HandleNextDocument(builder)) return Node{};
+    Node root = builder.take();
+    TreeBuilder rest(name, lines);
+    if (!parser.HandleNextDocument(rest)) return root;
+  } catch (const YAML::Exception& error) {
+    fail(builder.at(error.mark), "", "not valid YAML (" + printable(error.msg) + ")");
+  }
+  fail(name, "", "more than one YAML document; allowed: one");
+}
 
 Node convert_json(const nlohmann::ordered_json& json, const std::string& where) {
   Node node;
@@ -100,15 +209,6 @@ Node convert_json(const nlohmann::ordered_json& json, const std::string& where) 
   return node;
 }
 
-std::vector<YAML::Node> load_all(std::string_view text, const std::string& name, bool lines) {
-  try {
-    return YAML::LoadAll(std::string(text));
-  } catch (const YAML::Exception& error) {
-    const std::string line = lines && !error.mark.is_null() ? ":" + std::to_string(error.mark.line + 1) : "";
-    fail(name + line, "", "not valid YAML (" + printable(error.msg) + ")");
-  }
-}
-
 }  // namespace
 
 const Node* Node::find(std::string_view key) const {
@@ -125,13 +225,10 @@ void fail(const std::string& where, const std::string& path, const std::string& 
 Node parse_yaml(std::string_view text, const std::string& name) {
   if (text.size() > kMaxBytes) fail(name, "", "too large for a run file: more than 1 MiB");
   if (text.find('\0') != std::string_view::npos) fail(name, "", "not a text file");
-  const std::vector<YAML::Node> documents = load_all(text, name, true);
-  if (documents.empty() || (documents.size() == 1 && documents[0].IsNull())) {
-    fail(name, "", "empty; allowed: a YAML map of settings");
-  }
-  if (documents.size() > 1) fail(name, "", "several YAML documents; allowed: one");
-  if (!documents[0].IsMap()) fail(name, "", "not a run file; allowed: a YAML map of settings");
-  return YamlConverter(name, true).convert(documents[0], "", name, 0);
+  Node root = load_document(text, name, true);
+  if (root.kind == Node::Kind::kNull) fail(name, "", "empty; allowed: a YAML map of settings");
+  if (root.kind != Node::Kind::kMap) fail(name, "", "not a run file; allowed: a YAML map of settings");
+  return root;
 }
 
 Node parse_json(std::string_view text, const std::string& name) {
@@ -141,7 +238,7 @@ Node parse_json(std::string_view text, const std::string& name) {
   std::string duplicate;
   const auto watch = [&](int depth, nlohmann::ordered_json::parse_event_t event, nlohmann::ordered_json& value) {
     using Event = nlohmann::ordered_json::parse_event_t;
-    if (depth > kMaxDepth) fail(name, "", "nested too deeply");
+    if (depth > static_cast<int>(kMaxDepth)) fail(name, "", "nested too deeply");
     if (event == Event::object_start) open.emplace_back();
     if (event == Event::object_end) open.pop_back();
     if (event == Event::key && !open.back().insert(value.get<std::string>()).second)
@@ -165,10 +262,7 @@ void apply_override(Node& root, const std::string& text) {
   if (equals == std::string::npos || equals == 0) fail(where, "", "not an override; allowed: section.field=value");
   const std::string path = text.substr(0, equals);
   const std::string_view value_text = std::string_view(text).substr(equals + 1);
-  const std::vector<YAML::Node> documents = load_all(value_text, where, false);
-  if (documents.size() > 1) fail(where, printable(path), "several values; allowed: one");
-  Node value;
-  if (!documents.empty()) value = YamlConverter(where, false).convert(documents[0], path, where, 1);
+  Node value = load_document(value_text, where, false);
   value.where = where;
 
   Node* map = &root;

@@ -102,7 +102,8 @@ Status cross_entropy(const Queue& queue, const CrossEntropy& op) {
 Status adamw_step(const Queue& queue, const AdamW& op) {
   OOMB_KERNEL_REQUIRE(op.num_elements >= 0 && op.step >= 1, "adamw_step: num_elements >= 0 and step >= 1");
   OOMB_KERNEL_REQUIRE(is_acc(op.acc), "adamw_step: acc is f32 or f64");
-  OOMB_KERNEL_REQUIRE(op.beta1 >= 0 && op.beta1 < 1 && op.beta2 >= 0 && op.beta2 < 1, "adamw_step: betas are in [0, 1)");
+  OOMB_KERNEL_REQUIRE(op.beta1 >= 0 && op.beta1 < 1 && op.beta2 >= 0 && op.beta2 < 1,
+                      "adamw_step: betas are in [0, 1)");
   OOMB_KERNEL_REQUIRE(std::isfinite(op.lr) && std::isfinite(op.grad_scale) && std::isfinite(op.weight_decay),
                       "adamw_step: lr, grad_scale or weight_decay is not finite");
   OOMB_KERNEL_REQUIRE(op.weight == nullptr || op.weight_dtype == op.acc ||

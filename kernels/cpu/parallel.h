@@ -20,7 +20,7 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const Fn& fn) {
   const int64_t threads = omp_get_max_threads();
   const int64_t pieces = most < threads ? most : threads;
   if (pieces > 1 && !omp_in_parallel()) {
-#pragma omp parallel num_threads(static_cast<int>(pieces))
+#pragma omp parallel num_threads(static_cast <int>(pieces))
     {
       const int64_t piece = omp_get_thread_num();
       // The runtime may grant fewer threads than asked for.

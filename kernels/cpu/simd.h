@@ -1,8 +1,8 @@
 // Loops that the compiler turns into vector code, with one result for every instruction set.
 //
-// OOMB_CLONES compiles a function for the baseline, AVX2 and AVX-512; the loader picks the one the node has, so a binary
-// never meets an illegal instruction. Sums are kept in kLanes fixed partial sums and folded in a fixed order, and
-// contraction to FMA is off for these files: all versions give the same bits.
+// OOMB_CLONES compiles a function for the baseline, AVX2 and AVX-512; the loader picks the one the node has, so a
+// binary never meets an illegal instruction. Sums are kept in kLanes fixed partial sums and folded in a fixed order,
+// and contraction to FMA is off for these files: all versions give the same bits.
 #pragma once
 
 #include <bit>
@@ -12,8 +12,8 @@
 
 // Loader-time selection runs before a sanitizer's runtime is ready, and only exists for GNU compilers on x86-64 ELF.
 // OOMB_BASELINE_ONLY is for the test that compares the versions.
-#if !defined(OOMB_BASELINE_ONLY) && defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__OPTIMIZE__)
+#if !defined(OOMB_BASELINE_ONLY) && defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && \
+    !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__OPTIMIZE__)
 #define OOMB_CLONES __attribute__((target_clones("default", "avx2", "avx512f")))
 #else
 #define OOMB_CLONES
@@ -53,8 +53,8 @@ OOMB_INLINE double exp_acc(double x) { return __builtin_exp(x); }
 /// +inf above 88.73; NaN stays NaN.
 OOMB_INLINE float exp_acc(float x) {
   constexpr float kLog2e = 1.44269504088896341f;
-  constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;  // High has 9 bits: n * High is exact
-  constexpr float kShift = 12582912.0f;                                // 1.5 * 2^23: adding it rounds to an integer
+  constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;   // High has 9 bits: n * High is exact
+  constexpr float kShift = 12582912.0f;                                 // 1.5 * 2^23: adding it rounds to an integer
   const float clamped = x < -88.0f ? -88.0f : (x > 89.0f ? 89.0f : x);  // a NaN passes
   const float n = (clamped * kLog2e + kShift) - kShift;
   const float r = (clamped - n * kLn2High) - n * kLn2Low;

@@ -1,7 +1,6 @@
-// AdamW, and the sum of squares for clipping. Compiled without contraction to FMA: the CPU reference, the packed and the
-// scalar path then give the same bits, and so does any cut of the parameters into pieces.
+// AdamW, and the sum of squares for clipping. Compiled without contraction to FMA: the CPU reference, the packed and
+// the scalar path then give the same bits, and so does any cut of the parameters into pieces.
 #include "kernels/adamw.h"
-
 #include "kernels/adamw_constants.h"
 #include "kernels/blocks.h"
 #include "kernels/cuda/dtype.cuh"
@@ -78,9 +77,9 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Args<A, W> op) {
 template <class A, class W>
 Status launch(const AdamW& args, cudaStream_t stream) {
   constexpr int V = kVec<A>;
-  const Args<A, W> op{args.num_elements,           AdamWConstants<A>(args),    static_cast<A*>(args.master),
-                      static_cast<const A*>(args.grad), static_cast<A*>(args.m), static_cast<A*>(args.v),
-                      static_cast<W*>(args.weight)};
+  const Args<A, W> op{
+      args.num_elements,       AdamWConstants<A>(args), static_cast<A*>(args.master), static_cast<const A*>(args.grad),
+      static_cast<A*>(args.m), static_cast<A*>(args.v), static_cast<W*>(args.weight)};
   const bool packed = aligned16(op.master, op.grad, op.m, op.v, op.weight);
   const int64_t blocks = ceil_div(op.num_elements, static_cast<int64_t>(kThreads) * (packed ? V : 1));
   if (blocks > kMaxBlocks) return invalid("adamw_step: too many elements for one grid");

@@ -2,7 +2,6 @@
 // the gradient. Backwards because the end of the row is what the caches still hold. Packs start at the row's first
 // 16-byte border; up to V - 1 elements before and after are taken one by one.
 #include "kernels/cross_entropy.h"
-
 #include "kernels/cuda/dtype.cuh"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.h"
@@ -159,8 +158,9 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(Args<T> op) {
 Status cross_entropy(void* stream, const CrossEntropy& args) {
   return with_type(args.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const Args<T> op{args.num_rows,   args.vocab,      args.row_stride,
-                     args.grad_scale, args.write_grad, static_cast<T*>(args.logits),
+    const Args<T> op{args.num_rows,   args.vocab,
+                     args.row_stride, args.grad_scale,
+                     args.write_grad, static_cast<T*>(args.logits),
                      args.labels,     static_cast<acc_t<T>*>(args.loss)};
     const int64_t blocks = op.num_rows < kMaxBlocks ? op.num_rows : kMaxBlocks;
     cross_entropy_kernel<T><<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(stream)>>>(op);

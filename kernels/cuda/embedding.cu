@@ -1,10 +1,9 @@
 // Forward: a copy of rows in units of 16 bytes, or of one element where rows are odd. Backward: a thread owns V columns
 // of one segment and adds the segment's rows in their order.
-#include "kernels/embedding.h"
-
 #include "kernels/cuda/dtype.cuh"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/embedding.h"
 
 namespace oomb::kernels::cuda {
 namespace {
@@ -13,8 +12,8 @@ constexpr int kThreads = 128;
 
 /// A block copies a tile of one row: blockIdx.x = row * tiles + tile.
 template <class Unit>
-__global__ void __launch_bounds__(kThreads)
-    copy_rows_kernel(int64_t units_per_row, int64_t tiles, int64_t vocab, const int64_t* ids, const Unit* table, Unit* y) {
+__global__ void __launch_bounds__(kThreads) copy_rows_kernel(int64_t units_per_row, int64_t tiles, int64_t vocab,
+                                                             const int64_t* ids, const Unit* table, Unit* y) {
   constexpr int kPerThread = 4;
   const int64_t row = blockIdx.x / tiles, tile = blockIdx.x - row * tiles;
   const int64_t id = ids[row];

@@ -5,8 +5,8 @@
 
 namespace oomb::kernels::cuda {
 
-/// Sum of `value` over the block, given to all its threads. blockDim.x is a multiple of 32; `scratch` holds 32 values and
-/// must not be in use: two calls in a row need two scratches or a barrier in between.
+/// Sum of `value` over the block, given to all its threads. blockDim.x is a multiple of 32; `scratch` holds 32 values
+/// and must not be in use: two calls in a row need two scratches or a barrier in between.
 template <class A>
 __device__ inline A block_sum(A value, A* scratch) {
 #pragma unroll

@@ -1,13 +1,12 @@
 // One block per row. A thread keeps its part of the row in registers (Items packs of V elements), so that x is read
 // once; rows too long or unaligned for that take the path Items = 0, which reads the row again from the caches.
-// Backward: each block walks rows a grid apart and keeps its part of the weight gradient in registers; the blocks' parts
-// go to the workspace and a second kernel adds them up in the order of the blocks.
-#include "kernels/rms_norm.h"
-
+// Backward: each block walks rows a grid apart and keeps its part of the weight gradient in registers; the blocks'
+// parts go to the workspace and a second kernel adds them up in the order of the blocks.
 #include "kernels/cuda/dtype.cuh"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/rms_norm.h"
 
 namespace oomb::kernels::cuda {
 namespace {

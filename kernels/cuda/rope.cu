@@ -1,10 +1,9 @@
-// A thread rotates V dimensions of the lower half of a head with V of the upper one. A block takes whole tokens, so that
-// its indexes inside are 32-bit; cos and sin are shared by the heads of a token through the first cache.
-#include "kernels/rope.h"
-
+// A thread rotates V dimensions of the lower half of a head with V of the upper one. A block takes whole tokens, so
+// that its indexes inside are 32-bit; cos and sin are shared by the heads of a token through the first cache.
 #include "kernels/cuda/dtype.cuh"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/rope.h"
 
 namespace oomb::kernels::cuda {
 namespace {
@@ -12,9 +11,9 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class A>
-__global__ void __launch_bounds__(kThreads) table_kernel(int64_t elements, int64_t half_dim, double scale,
-                                                         const int64_t* positions, const double* inv_freq, A* cos_out,
-                                                         A* sin_out) {
+__global__ void __launch_bounds__(kThreads)
+    table_kernel(int64_t elements, int64_t half_dim, double scale, const int64_t* positions, const double* inv_freq,
+                 A* cos_out, A* sin_out) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= elements) return;
   const int64_t token = i / half_dim;

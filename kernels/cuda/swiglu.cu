@@ -1,9 +1,8 @@
 // One pack of V columns per thread over the flat index of y; the row is needed only to find gate and up.
-#include "kernels/swiglu.h"
-
 #include "kernels/cuda/dtype.cuh"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/swiglu.h"
 
 namespace oomb::kernels::cuda {
 namespace {
@@ -22,10 +21,9 @@ struct Place {
     const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads;
     const int64_t first_row = first / packs_per_row;
     const int64_t local = first - first_row * packs_per_row + threadIdx.x;
-    const int64_t row =
-        first_row + (packs_per_row < (int64_t{1} << 31)
-                         ? static_cast<uint32_t>(local) / static_cast<uint32_t>(packs_per_row)
-                         : local / packs_per_row);
+    const int64_t row = first_row + (packs_per_row < (int64_t{1} << 31)
+                                         ? static_cast<uint32_t>(local) / static_cast<uint32_t>(packs_per_row)
+                                         : local / packs_per_row);
     const int64_t pack = first + threadIdx.x;
     y = pack * V;
     gate = (pack + row * packs_per_row) * V;
@@ -108,8 +106,7 @@ Status swiglu_backward(void* stream, const SwigluBackward& op) {
     if (blocks > kMaxBlocks) return invalid("swiglu_backward: too many elements for one grid");
     const unsigned grid = static_cast<unsigned>(blocks);
     if (packed) {
-      backward_kernel<T, kVec<T>>
-          <<<grid, kThreads, 0, stream_of(stream)>>>(packs, per_row, gate_up, dy, d_gate_up, y);
+      backward_kernel<T, kVec<T>><<<grid, kThreads, 0, stream_of(stream)>>>(packs, per_row, gate_up, dy, d_gate_up, y);
     } else {
       backward_kernel<T, 1><<<grid, kThreads, 0, stream_of(stream)>>>(packs, per_row, gate_up, dy, d_gate_up, y);
     }

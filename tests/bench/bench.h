@@ -17,13 +17,13 @@
 
 namespace oomb::kernels::bench {
 
-#define BENCH_CUDA(call)                                                                       \
-  do {                                                                                         \
-    const cudaError_t error_ = (call);                                                         \
-    if (error_ != cudaSuccess) {                                                               \
+#define BENCH_CUDA(call)                                                                              \
+  do {                                                                                                \
+    const cudaError_t error_ = (call);                                                                \
+    if (error_ != cudaSuccess) {                                                                      \
       std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
-      std::exit(1);                                                                            \
-    }                                                                                          \
+      std::exit(1);                                                                                   \
+    }                                                                                                 \
   } while (false)
 
 /// Device memory for the length of a case.
@@ -72,8 +72,7 @@ class Bench {
   double copy_rate_ = 0;
 };
 
-// One function per family; each runs its cases at the shapes of Qwen2.5-7B and a chunk of 4,096 tokens.
+/// All cases, at the shapes of Qwen2.5-7B and a chunk of 4,096 tokens.
 void bench_elementwise(Bench& bench);
-void bench_pages(Bench& bench);
 
 }  // namespace oomb::kernels::bench

@@ -26,15 +26,15 @@ void norms(Bench& bench, DType type) {
   const Block x = random_block(type, n), delta = random_block(type, n), weight = random_block(type, kHidden);
   const Block sum(bytes), y(bytes), inv(kTokens * 4);
   fill_random(inv.get(), DType::f32, kTokens);
-  RmsNormForward forward{kTokens,      kHidden, type,      1e-6,    x.get(), delta.get(),
-                         weight.get(), sum.get(), y.get(), inv.get()};
+  RmsNormForward forward{kTokens,     kHidden,      type,      1e-6,    x.get(),
+                         delta.get(), weight.get(), sum.get(), y.get(), inv.get()};
   bench.run(std::string("rms_norm_forward + delta ") + name_of(type), 4.0 * static_cast<double>(bytes), 0,
             [&] { return rms_norm_forward(bench.queue(), forward); });
   forward.delta = nullptr;
   bench.run(std::string("rms_norm_forward ") + name_of(type), 2.0 * static_cast<double>(bytes), 0,
             [&] { return rms_norm_forward(bench.queue(), forward); });
   const Block dweight(kHidden * 4), space(rms_norm_backward_workspace_bytes(bench.queue(), kTokens, kHidden, type));
-  const RmsNormBackward backward{kTokens,     kHidden,     type,    x.get(),       delta.get(), weight.get(),
+  const RmsNormBackward backward{kTokens,   kHidden,   type,    x.get(),       delta.get(), weight.get(),
                                  inv.get(), sum.get(), y.get(), dweight.get(), space.get()};
   bench.run(std::string("rms_norm_backward + residual ") + name_of(type), 4.0 * static_cast<double>(bytes), 0,
             [&] { return rms_norm_backward(bench.queue(), backward); });
@@ -55,9 +55,21 @@ void rotations(Bench& bench, DType type, int64_t heads) {
   const int64_t n = kTokens * heads * kDim, group = heads / kKvHeads;
   const Block x = random_block(type, n), y(n * size_of(type));
   const Block cos = random_block(DType::f32, kTokens * kDim / 2), sin = random_block(DType::f32, kTokens * kDim / 2);
-  const RopeApply op{kTokens,       heads,          kDim,          group,   type,
-                     false,         x.get(),        heads * kDim,  group * kDim, kDim,
-                     y.get(),       group * kDim,   kTokens * group * kDim,      kDim, cos.get(),
+  const RopeApply op{kTokens,
+                     heads,
+                     kDim,
+                     group,
+                     type,
+                     false,
+                     x.get(),
+                     heads * kDim,
+                     group * kDim,
+                     kDim,
+                     y.get(),
+                     group * kDim,
+                     kTokens * group * kDim,
+                     kDim,
+                     cos.get(),
                      sin.get()};
   bench.run("rope_apply " + std::to_string(heads) + " heads " + name_of(type),
             2.0 * static_cast<double>(n * size_of(type)) + 4.0 * kTokens * kDim, 0,
@@ -74,7 +86,8 @@ void losses(Bench& bench, DType type) {
 
 void optimizer(Bench& bench) {
   const int64_t n = 233057792;  // one layer of Qwen2.5-7B
-  const Block master = random_block(DType::f32, n), grad = random_block(DType::f32, n), m(n * 4), v(n * 4), weight(n * 2);
+  const Block master = random_block(DType::f32, n), grad = random_block(DType::f32, n), m(n * 4), v(n * 4),
+              weight(n * 2);
   bench.run("adamw_step f32 + bf16 copy", 30.0 * static_cast<double>(n), 0, [&] {
     return adamw_step(bench.queue(), {.num_elements = n,
                                       .lr = 1e-5,
@@ -106,11 +119,13 @@ void embeddings(Bench& bench) {
   BENCH_CUDA(cudaMemcpy(begin_block.get(), begin.data(), begin.size() * 8, cudaMemcpyHostToDevice));
   BENCH_CUDA(cudaMemcpy(order_block.get(), order.data(), order.size() * 8, cudaMemcpyHostToDevice));
   bench.run("embedding_forward 16384 tokens bf16", 4.0 * static_cast<double>(n), 0, [&] {
-    return embedding_forward(bench.queue(), {tokens, kHidden, kVocab, DType::bf16, id_block.as<int64_t>(), table.get(), y.get()});
+    return embedding_forward(bench.queue(),
+                             {tokens, kHidden, kVocab, DType::bf16, id_block.as<int64_t>(), table.get(), y.get()});
   });
   bench.run("embedding_backward, all ids distinct, bf16", 10.0 * static_cast<double>(n), 0, [&] {
-    return embedding_backward(bench.queue(), {tokens, kHidden, kVocab, DType::bf16, id_block.as<int64_t>(),
-                                              begin_block.as<int64_t>(), order_block.as<int64_t>(), y.get(), dtable.get()});
+    return embedding_backward(bench.queue(),
+                              {tokens, kHidden, kVocab, DType::bf16, id_block.as<int64_t>(), begin_block.as<int64_t>(),
+                               order_block.as<int64_t>(), y.get(), dtable.get()});
   });
 }
 
@@ -120,8 +135,8 @@ void gemms(Bench& bench) {
   const double flops = 2.0 * kTokens * kWidth * kHidden;
   bench.run("gemm_accumulate 4096 x 18944 x 3584 bf16",
             2.0 * kTokens * (kWidth + kHidden) + 8.0 * static_cast<double>(kWidth * kHidden), flops, [&] {
-              return gemm_accumulate(bench.queue(), {kTokens, kWidth, kHidden, DType::bf16, dy.get(), kWidth, x.get(),
-                                                     kHidden, dw.get()});
+              return gemm_accumulate(
+                  bench.queue(), {kTokens, kWidth, kHidden, DType::bf16, dy.get(), kWidth, x.get(), kHidden, dw.get()});
             });
 }
 

@@ -1,8 +1,8 @@
-// Micro-benchmark of kernels/ on a GPU. usage: bench_kernels [elementwise|pages]
-#include "tests/bench/bench.h"
-
+// Micro-benchmark of the element-wise ops on a GPU (bench_pages.cpp has the page ops).
 #include <bit>
 #include <cstring>
+
+#include "tests/bench/bench.h"
 
 namespace oomb::kernels::bench {
 
@@ -21,7 +21,9 @@ void fill_random(void* device, DType type, int64_t n, uint64_t seed) {
     const double x = static_cast<double>(state >> 11) / 2251799813685248.0 - 2.0;
     const float f = static_cast<float>(x);
     const uint16_t half = static_cast<uint16_t>(std::bit_cast<uint32_t>(f) >> 16);
-    const void* from = type == DType::f64 ? static_cast<const void*>(&x) : type == DType::f32 ? static_cast<const void*>(&f) : &half;
+    const void* from = type == DType::f64   ? static_cast<const void*>(&x)
+                       : type == DType::f32 ? static_cast<const void*>(&f)
+                                            : &half;
     std::memcpy(bytes.data() + i * size_of(type), from, static_cast<size_t>(size_of(type)));
   }
   for (int64_t at = 0; at < n; at += block) {
@@ -93,18 +95,13 @@ void Bench::run(const std::string& name, double bytes, double flops, const std::
 
 }  // namespace oomb::kernels::bench
 
-int main(int argc, char** argv) {
-  using namespace oomb::kernels::bench;
+int main() {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::fprintf(stderr, "bench_kernels needs a GPU\n");
     return 1;
   }
-  const std::string family = argc > 1 ? argv[1] : "";
-  Bench bench;
-  if (family.empty() || family == "elementwise") bench_elementwise(bench);
-#ifdef OOMB_BENCH_PAGES
-  if (family.empty() || family == "pages") bench_pages(bench);
-#endif
+  oomb::kernels::bench::Bench bench;
+  oomb::kernels::bench::bench_elementwise(bench);
   return 0;
 }

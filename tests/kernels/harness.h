@@ -59,7 +59,8 @@ inline const char* no_cuda() {
 #endif
 }
 
-// --- element types, written apart from kernels/ so that a fault there cannot hide itself -------------------------------
+// --- element types, written apart from kernels/ so that a fault there cannot hide itself
+// -------------------------------
 
 /// Half the distance between neighbours of 1: the largest relative error of one rounding.
 inline double unit_roundoff(DType type) {
@@ -114,7 +115,8 @@ inline double decode(const unsigned char* from, DType type) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-// --- memory -----------------------------------------------------------------------------------------------------------
+// --- memory
+// -----------------------------------------------------------------------------------------------------------
 
 /// `bytes` bytes of the device's memory between two guards. `shift` moves the start off its 256-byte alignment.
 class Memory {
@@ -125,7 +127,7 @@ class Memory {
   Memory(Device device, int64_t bytes, int64_t shift) : device_(device), bytes_(bytes), shift_(shift) {
     const std::vector<unsigned char> fill(static_cast<size_t>(total()), kGuardByte);
     if (device_ == Device::cpu) {
-      base_ = static_cast<unsigned char*>(::operator new(fill.size(), std::align_val_t{256}));
+      base_ = static_cast<unsigned char*>(::operator new (fill.size(), std::align_val_t{256}));
       std::memcpy(base_, fill.data(), fill.size());
       return;
     }
@@ -147,7 +149,7 @@ class Memory {
   ~Memory() {
     if (base_ == nullptr) return;
     read();  // checks the guards
-    if (device_ == Device::cpu) ::operator delete(base_, std::align_val_t{256});
+    if (device_ == Device::cpu) ::operator delete (base_, std::align_val_t{256});
 #ifdef OOMB_HAVE_CUDA
     if (device_ == Device::cuda) cudaFree(base_);
 #endif
@@ -250,7 +252,8 @@ class Items {
   Memory memory_;
 };
 
-// --- values -----------------------------------------------------------------------------------------------------------
+// --- values
+// -----------------------------------------------------------------------------------------------------------
 
 /// Normal values from a fixed seed; the seed is printed with a failing case (see DeviceTest).
 inline std::vector<double> normal_values(int64_t n, uint64_t seed, double deviation = 1.0) {
@@ -326,8 +329,8 @@ class DeviceTest : public ::testing::TestWithParam<Device> {
   }
 };
 
-#define OOMB_ON_ALL_DEVICES(suite)                                                                        \
-  INSTANTIATE_TEST_SUITE_P(Devices, suite,                                                                \
+#define OOMB_ON_ALL_DEVICES(suite)                                                                         \
+  INSTANTIATE_TEST_SUITE_P(Devices, suite,                                                                 \
                            ::testing::Values(::oomb::kernels::Device::cpu, ::oomb::kernels::Device::cuda), \
                            [](const auto& device) { return ::oomb::kernels::testing::name_of(device.param); })
 

@@ -1,6 +1,5 @@
 // AdamW and the sum of squares.
 #include "kernels/adamw.h"
-
 #include "tests/kernels/harness.h"
 
 namespace oomb::kernels::testing {
@@ -41,8 +40,10 @@ struct State {
 };
 
 TEST_P(AdamWTest, FollowsTheFormula) {
-  for (const auto& [acc, weight_type] : {std::pair{DType::f64, DType::f64}, {DType::f64, DType::f32},
-                                         {DType::f32, DType::f32}, {DType::f32, DType::bf16}}) {
+  for (const auto& [acc, weight_type] : {std::pair{DType::f64, DType::f64},
+                                         {DType::f64, DType::f32},
+                                         {DType::f32, DType::f32},
+                                         {DType::f32, DType::bf16}}) {
     for (const auto& [n, shift] : {std::pair<int64_t, int64_t>{1, 0}, {7, 0}, {1021, 0}, {1024, 1}, {33000, 0}}) {
       SCOPED_TRACE(::testing::Message() << name_of(acc) << " -> " << name_of(weight_type) << " n " << n << " shift "
                                         << shift << " seed " << kSeed);
@@ -56,7 +57,8 @@ TEST_P(AdamWTest, FollowsTheFormula) {
           const double g = grad[i] * op.grad_scale, t = static_cast<double>(step);
           m[i] = op.beta1 * m[i] + (1 - op.beta1) * g;
           v[i] = op.beta2 * v[i] + (1 - op.beta2) * g * g;
-          const double ratio = m[i] / (1 - std::pow(op.beta1, t)) / (std::sqrt(v[i] / (1 - std::pow(op.beta2, t))) + op.eps);
+          const double ratio =
+              m[i] / (1 - std::pow(op.beta1, t)) / (std::sqrt(v[i] / (1 - std::pow(op.beta2, t))) + op.eps);
           w[i] -= op.lr * (op.weight_decay * w[i] + ratio);
         }
       }
@@ -131,9 +133,11 @@ TEST_P(AdamWTest, StepCounterDoesNotStick) {
 }
 
 TEST_P(AdamWTest, WeightCopyIsOptionalAndTiesGoToEven) {
-  // lr = 0 leaves the master as it is: 1 + 2^-8 lies between 1 and 1 + 2^-7, 1 + 3 * 2^-8 between 1 + 2^-7 and 1 + 2^-6.
+  // lr = 0 leaves the master as it is: 1 + 2^-8 lies between 1 and 1 + 2^-7, 1 + 3 * 2^-8 between 1 + 2^-7 and 1 +
+  // 2^-6.
   const Buffer master = input(DType::f32, {1 + 1.0 / 256, 1 + 3.0 / 256, -1 - 1.0 / 256, 1 + 1.01 / 256});
-  const Buffer zero = input(DType::f32, {0, 0, 0, 0}), m = input(DType::f32, {0, 0, 0, 0}), v = input(DType::f32, {0, 0, 0, 0});
+  const Buffer zero = input(DType::f32, {0, 0, 0, 0}), m = input(DType::f32, {0, 0, 0, 0}),
+               v = input(DType::f32, {0, 0, 0, 0});
   const Buffer weight = output(DType::bf16, 4);
   AdamW op{.num_elements = 4, .master = master.data(), .grad = zero.data(), .m = m.data(), .v = v.data()};
   ASSERT_OK(adamw_step(queue(), op));

@@ -57,15 +57,13 @@ struct Inputs {
         inv_rms(Device::cpu, accumulator_of(t), std::vector<double>(static_cast<size_t>(r), 0.7)) {}
   Buffer make(int64_t n, uint64_t salt) const { return {Device::cpu, type, normal_values(n, kSeed + salt, 2.0)}; }
   Buffer out(int64_t n) const { return {Device::cpu, type, std::vector<double>(static_cast<size_t>(n), 0.0)}; }
-  Buffer acc(int64_t n) const {
-    return {Device::cpu, accumulator_of(type), normal_values(n, kSeed + 9)};
-  }
+  Buffer acc(int64_t n) const { return {Device::cpu, accumulator_of(type), normal_values(n, kSeed + 9)}; }
 };
 
 void norms(const Inputs& in, bool baseline, std::vector<Bytes>* results) {
   const Buffer sum = in.out(in.rows * in.width), y = in.out(in.rows * in.width), r = in.acc(in.rows);
-  OOMB_RUN(rms_norm_forward, RmsNormForward{in.rows, in.width, in.type, 1e-6, in.x.data(), in.y.data(), in.weight.data(),
-                                            sum.data(), y.data(), r.data()});
+  OOMB_RUN(rms_norm_forward, RmsNormForward{in.rows, in.width, in.type, 1e-6, in.x.data(), in.y.data(),
+                                            in.weight.data(), sum.data(), y.data(), r.data()});
   const Buffer dx = in.out(in.rows * in.width), dweight = in.acc(in.width);
   OOMB_RUN(rms_norm_backward, RmsNormBackward{in.rows, in.width, in.type, in.y.data(), in.x.data(), in.weight.data(),
                                               in.inv_rms.data(), in.z.data(), dx.data(), dweight.data(), nullptr});
@@ -77,9 +75,11 @@ void activations(const Inputs& in, bool baseline, std::vector<Bytes>* results) {
   OOMB_RUN(swiglu_forward, SwigluForward{in.rows, in.width, in.type, in.x.data(), y.data()});
   OOMB_RUN(swiglu_backward, SwigluBackward{in.rows, in.width, in.type, in.x.data(), in.z.data(), d.data(), nullptr});
   const int64_t dim = in.width - in.width % 2;
-  const Buffer rotated = in.out(in.rows * in.width);
-  OOMB_RUN(rope_apply, RopeApply{in.rows, 1, dim, 1, in.type, false, in.x.data(), in.width, 0, 0, rotated.data(), in.width,
-                                 0, 0, in.acc(in.rows * dim).data(), in.acc(in.rows * dim).data()});
+  const Buffer rotated = in.out(in.rows * in.width), cos = in.acc(in.rows * dim), sin = in.acc(in.rows * dim);
+  if (dim >= 2) {
+    OOMB_RUN(rope_apply, RopeApply{in.rows, 1, dim, 1, in.type, false, in.x.data(), in.width, 0, 0, rotated.data(),
+                                   in.width, 0, 0, cos.data(), sin.data()});
+  }
   for (const Buffer* b : {&y, &d, &rotated}) results->push_back(b->read_bytes());
 }
 
@@ -128,7 +128,7 @@ std::vector<Bytes> all_ops(const Inputs& in, bool baseline) {
   return results;
 }
 
-const std::pair<int64_t, int64_t> kShapes[] = {{1, 1}, {3, 17}, {129, 1031}, {70, 5003}};
+const std::pair<int64_t, int64_t> kShapes[] = {{1, 1}, {3, 17}, {129, 1031}, {13, 5003}};
 
 TEST(BitsTest, EqualOnAnyNumberOfThreads) {
 #ifdef _OPENMP
@@ -142,8 +142,8 @@ TEST(BitsTest, EqualOnAnyNumberOfThreads) {
         omp_set_num_threads(threads);
         const std::vector<Bytes> together = all_ops(in, false);
         for (size_t i = 0; i < alone.size(); ++i) {
-          EXPECT_TRUE(together[i] == alone[i]) << name_of(type) << " " << rows << "x" << width << " result " << i << " on "
-                                               << threads << " threads";
+          EXPECT_TRUE(together[i] == alone[i])
+              << name_of(type) << " " << rows << "x" << width << " result " << i << " on " << threads << " threads";
         }
       }
     }

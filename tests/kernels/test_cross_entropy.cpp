@@ -1,8 +1,7 @@
 // Softmax cross-entropy against its formula in double.
-#include "kernels/cross_entropy.h"
-
 #include <algorithm>
 
+#include "kernels/cross_entropy.h"
 #include "tests/kernels/harness.h"
 
 namespace oomb::kernels::testing {

@@ -1,9 +1,8 @@
 // Token embedding and its segment-sum gradient.
-#include "kernels/embedding.h"
-
 #include <algorithm>
 #include <map>
 
+#include "kernels/embedding.h"
 #include "tests/kernels/harness.h"
 
 namespace oomb::kernels::testing {
@@ -16,8 +15,8 @@ class EmbeddingTest : public DeviceTest {};
 struct Shape {
   int64_t tokens, hidden, vocab, shift;
 };
-const Shape kShapes[] = {{1, 1, 1, 0},   {7, 5, 3, 0},     {301, 64, 256, 0},  {50, 3584, 17, 0},
-                         {9, 24, 11, 1}, {33, 1031, 7, 0}, {4096, 16, 5, 0},   {5, 9000, 40, 0}};
+const Shape kShapes[] = {{1, 1, 1, 0},   {7, 5, 3, 0},     {301, 64, 256, 0}, {50, 3584, 17, 0},
+                         {9, 24, 11, 1}, {33, 1031, 7, 0}, {4096, 16, 5, 0},  {5, 9000, 40, 0}};
 
 std::vector<int64_t> token_ids(const Shape& s) {
   std::mt19937_64 engine(kSeed);
@@ -48,7 +47,8 @@ TEST_P(EmbeddingTest, Forward) {
       const auto ids = token_ids(s);
       const Buffer table = input(type, rows, s.shift), y = output(type, s.tokens * s.hidden, s.shift);
       const auto id_items = items(ids);
-      ASSERT_OK(embedding_forward(queue(), {s.tokens, s.hidden, s.vocab, type, id_items.data(), table.data(), y.data()}));
+      ASSERT_OK(
+          embedding_forward(queue(), {s.tokens, s.hidden, s.vocab, type, id_items.data(), table.data(), y.data()}));
       std::vector<double> expected;
       for (const int64_t id : ids) {
         expected.insert(expected.end(), rows.begin() + id * s.hidden, rows.begin() + (id + 1) * s.hidden);
@@ -69,9 +69,9 @@ TEST_P(EmbeddingTest, BackwardAddsTheRowsOfEachId) {
       const Segments segments(ids);
       const Buffer dy = input(type, dys, s.shift), dtable = input(acc, before, s.shift);
       const auto segment_ids = items(segments.ids), begin = items(segments.begin), order = items(segments.order);
-      ASSERT_OK(embedding_backward(
-          queue(), {static_cast<int64_t>(segments.ids.size()), s.hidden, s.vocab, type, segment_ids.data(),
-                    begin.data(), order.data(), dy.data(), dtable.data()}));
+      ASSERT_OK(
+          embedding_backward(queue(), {static_cast<int64_t>(segments.ids.size()), s.hidden, s.vocab, type,
+                                       segment_ids.data(), begin.data(), order.data(), dy.data(), dtable.data()}));
       auto expected = before;
       for (size_t i = 0; i < ids.size(); ++i) {
         for (int64_t j = 0; j < s.hidden; ++j) {
@@ -97,16 +97,16 @@ TEST_P(EmbeddingTest, BackwardLosesNoBf16Bits) {
   const Buffer ones = input(DType::bf16, std::vector<double>(static_cast<size_t>(n) * 8, 1.0));
   const Buffer dtable = input(DType::f32, std::vector<double>(8, 0.0));
   const auto ids = items<int64_t>({0}), begin = items<int64_t>({0, n}), rows = items(order);
-  ASSERT_OK(embedding_backward(queue(), {1, 8, 1, DType::bf16, ids.data(), begin.data(), rows.data(), ones.data(),
-                                         dtable.data()}));
+  ASSERT_OK(embedding_backward(
+      queue(), {1, 8, 1, DType::bf16, ids.data(), begin.data(), rows.data(), ones.data(), dtable.data()}));
   EXPECT_NEAR_ALL(dtable.read(), std::vector<double>(8, 1024.0), 0, 0);
 
   const Buffer steps = input(DType::bf16, {256, 1}), slot = input(DType::f32, {0});
   const auto one_begin = items<int64_t>({0, 1}), first = items<int64_t>({0}), second = items<int64_t>({1});
-  ASSERT_OK(embedding_backward(queue(), {1, 1, 1, DType::bf16, ids.data(), one_begin.data(), first.data(),
-                                         steps.data(), slot.data()}));
-  ASSERT_OK(embedding_backward(queue(), {1, 1, 1, DType::bf16, ids.data(), one_begin.data(), second.data(),
-                                         steps.data(), slot.data()}));
+  ASSERT_OK(embedding_backward(
+      queue(), {1, 1, 1, DType::bf16, ids.data(), one_begin.data(), first.data(), steps.data(), slot.data()}));
+  ASSERT_OK(embedding_backward(
+      queue(), {1, 1, 1, DType::bf16, ids.data(), one_begin.data(), second.data(), steps.data(), slot.data()}));
   EXPECT_EQ(slot.read()[0], 257);
 }
 

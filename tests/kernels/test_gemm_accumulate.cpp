@@ -1,8 +1,7 @@
 // Weight gradients: dw += dy^T x.
-#include "kernels/gemm_accumulate.h"
-
 #include <algorithm>
 
+#include "kernels/gemm_accumulate.h"
 #include "tests/kernels/harness.h"
 
 namespace oomb::kernels::testing {
@@ -35,8 +34,7 @@ TEST_P(GemmAccumulateTest, AddsTheProduct) {
       const auto dys = padded(s.rows, s.out, s.pad, type, kSeed), xs = padded(s.rows, s.in, s.pad, type, kSeed + 1);
       const auto before = rounded_values(normal_values(s.out * s.in, kSeed + 2), acc);
       const Buffer dy = input(type, dys), x = input(type, xs), dw = input(acc, before);
-      const GemmAccumulate op{s.rows,   s.out,        s.in,    type, dy.data(), s.out + s.pad,
-                              x.data(), s.in + s.pad, dw.data()};
+      const GemmAccumulate op{s.rows, s.out, s.in, type, dy.data(), s.out + s.pad, x.data(), s.in + s.pad, dw.data()};
       ASSERT_OK(gemm_accumulate(queue(), op));
       ASSERT_OK(gemm_accumulate(queue(), op));
       auto expected = before;
@@ -45,8 +43,8 @@ TEST_P(GemmAccumulateTest, AddsTheProduct) {
         for (int64_t j = 0; j < s.in; ++j) {
           double sum = 0, magnitude = std::fabs(before[static_cast<size_t>(o * s.in + j)]);
           for (int64_t r = 0; r < s.rows; ++r) {
-            const double term = dys[static_cast<size_t>(r * (s.out + s.pad) + o)] *
-                                xs[static_cast<size_t>(r * (s.in + s.pad) + j)];
+            const double term =
+                dys[static_cast<size_t>(r * (s.out + s.pad) + o)] * xs[static_cast<size_t>(r * (s.in + s.pad) + j)];
             sum += term;
             magnitude += 2 * std::fabs(term);
           }
@@ -55,7 +53,8 @@ TEST_P(GemmAccumulateTest, AddsTheProduct) {
         }
       }
       // Tight enough that products in TF32 (2^-11) would show.
-      EXPECT_NEAR_ALL(dw.read(), expected, (8 + std::sqrt(static_cast<double>(s.rows))) * unit_roundoff(acc) * scale, 0);
+      EXPECT_NEAR_ALL(dw.read(), expected, (8 + std::sqrt(static_cast<double>(s.rows))) * unit_roundoff(acc) * scale,
+                      0);
     }
   }
 }
@@ -72,10 +71,10 @@ TEST_P(GemmAccumulateTest, LosesNoBf16Bits) {
 }
 
 TEST_P(GemmAccumulateTest, RefusesWhatItCannotDo) {
-  EXPECT_OK(gemm_accumulate(queue(), {.num_rows = 0, .out_features = 1, .in_features = 1, .dy_row_stride = 1,
-                                      .x_row_stride = 1}));
-  EXPECT_EQ(gemm_accumulate(queue(), {.num_rows = 1, .out_features = 2, .in_features = 1, .dy_row_stride = 1,
-                                      .x_row_stride = 1})
+  EXPECT_OK(gemm_accumulate(
+      queue(), {.num_rows = 0, .out_features = 1, .in_features = 1, .dy_row_stride = 1, .x_row_stride = 1}));
+  EXPECT_EQ(gemm_accumulate(queue(),
+                            {.num_rows = 1, .out_features = 2, .in_features = 1, .dy_row_stride = 1, .x_row_stride = 1})
                 .code,
             Code::invalid_argument);
 }

@@ -1,6 +1,6 @@
 // Sizes whose element indexes pass 2^31 or whose rows pass the 65,535 of grid.y. GPU only: they need up to 40 GB of its
-// memory. Buffers are filled with one value; rows 0, 1 and the last two get their own, and only those are checked against
-// the formula, with everything past the end of the output still poison.
+// memory. Buffers are filled with one value; rows 0, 1 and the last two get their own, and only those are checked
+// against the formula, with everything past the end of the output still poison.
 #include <algorithm>
 
 #include "kernels/adamw.h"
@@ -40,7 +40,8 @@ class Large {
     std::vector<unsigned char> guard(kGuard);
     EXPECT_EQ(cudaMemcpy(guard.data(), static_cast<char*>(data_) + count_ * size_of(type_), kGuard, cudaMemcpyDefault),
               cudaSuccess);
-    EXPECT_TRUE(std::all_of(guard.begin(), guard.end(), [](unsigned char b) { return b == 0xa5; })) << "written past the end";
+    EXPECT_TRUE(std::all_of(guard.begin(), guard.end(), [](unsigned char b) { return b == 0xa5; }))
+        << "written past the end";
     cudaFree(data_);
   }
   void* data() const { return data_; }
@@ -48,14 +49,17 @@ class Large {
 
   void set(int64_t at, const std::vector<double>& values) {
     std::vector<unsigned char> bytes(values.size() * static_cast<size_t>(size_of(type_)));
-    for (size_t i = 0; i < values.size(); ++i) encode(values[i], type_, bytes.data() + i * static_cast<size_t>(size_of(type_)));
-    EXPECT_EQ(cudaMemcpy(static_cast<char*>(data_) + at * size_of(type_), bytes.data(), bytes.size(), cudaMemcpyDefault),
-              cudaSuccess);
+    for (size_t i = 0; i < values.size(); ++i)
+      encode(values[i], type_, bytes.data() + i * static_cast<size_t>(size_of(type_)));
+    EXPECT_EQ(
+        cudaMemcpy(static_cast<char*>(data_) + at * size_of(type_), bytes.data(), bytes.size(), cudaMemcpyDefault),
+        cudaSuccess);
   }
   std::vector<double> get(int64_t at, int64_t n) const {
     std::vector<unsigned char> bytes(static_cast<size_t>(n * size_of(type_)));
-    EXPECT_EQ(cudaMemcpy(bytes.data(), static_cast<char*>(data_) + at * size_of(type_), bytes.size(), cudaMemcpyDefault),
-              cudaSuccess);
+    EXPECT_EQ(
+        cudaMemcpy(bytes.data(), static_cast<char*>(data_) + at * size_of(type_), bytes.size(), cudaMemcpyDefault),
+        cudaSuccess);
     std::vector<double> values;
     for (int64_t i = 0; i < n; ++i) values.push_back(decode(bytes.data() + i * size_of(type_), type_));
     return values;
@@ -84,15 +88,16 @@ std::vector<int64_t> edge_rows(int64_t rows) { return {0, 1, rows - 2, rows - 1}
 
 void norm_rows(const Queue& queue, int64_t rows, int64_t hidden) {
   const DType type = DType::bf16;
-  Large x(type, rows * hidden, 0), y(type, rows * hidden, 0xff), weight(type, hidden, 0), inv_rms(DType::f32, rows, 0xff);
+  Large x(type, rows * hidden, 0), y(type, rows * hidden, 0xff), weight(type, hidden, 0),
+      inv_rms(DType::f32, rows, 0xff);
   SKIP_WITHOUT_MEMORY(x.ok() && y.ok() && weight.ok() && inv_rms.ok());
   const auto ws = rounded_values(normal_values(hidden, kSeed), type);
   weight.set(0, ws);
   for (const int64_t row : edge_rows(rows)) {
     x.set(row * hidden, rounded_values(normal_values(hidden, kSeed + static_cast<uint64_t>(row)), type));
   }
-  ASSERT_OK(rms_norm_forward(queue, {rows, hidden, type, 1e-6, x.data(), nullptr, weight.data(), nullptr, y.data(),
-                                     inv_rms.data()}));
+  ASSERT_OK(rms_norm_forward(
+      queue, {rows, hidden, type, 1e-6, x.data(), nullptr, weight.data(), nullptr, y.data(), inv_rms.data()}));
   std::vector<double> inv;
   for (const int64_t row : edge_rows(rows)) {
     const auto xs = x.get(row * hidden, hidden);
@@ -170,7 +175,8 @@ void loss_rows(const Queue& queue, int64_t rows, int64_t vocab) {
   Large logits(type, rows * vocab, 0), loss(DType::f32, rows, 0xff), labels(DType::f64, rows, 0);  // labels: all id 0
   SKIP_WITHOUT_MEMORY(logits.ok() && loss.ok() && labels.ok());
   const int64_t last_label = vocab - 1;
-  EXPECT_EQ(cudaMemcpy(static_cast<int64_t*>(labels.data()) + rows - 1, &last_label, 8, cudaMemcpyDefault), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(static_cast<int64_t*>(labels.data()) + rows - 1, &last_label, 8, cudaMemcpyDefault),
+            cudaSuccess);
   logits.set(rows * vocab - 1, {4.0});
   ASSERT_OK(cross_entropy(queue, {rows, vocab, vocab, type, 1.0, true, logits.data(),
                                   static_cast<const int64_t*>(labels.data()), loss.data()}));
@@ -178,7 +184,8 @@ void loss_rows(const Queue& queue, int64_t rows, int64_t vocab) {
   EXPECT_NEAR(loss.get(0, 1)[0], std::log(n), 1e-4);
   EXPECT_NEAR(loss.get(rows / 2, 1)[0], std::log(n), 1e-4);
   EXPECT_NEAR(loss.get(rows - 1, 1)[0], std::log(sum) - 4, 1e-4);
-  auto first = std::vector<double>(static_cast<size_t>(vocab), 1 / n), last = std::vector<double>(static_cast<size_t>(vocab), 1 / sum);
+  auto first = std::vector<double>(static_cast<size_t>(vocab), 1 / n),
+       last = std::vector<double>(static_cast<size_t>(vocab), 1 / sum);
   first[0] -= 1;
   last.back() = std::exp(4.0) / sum - 1;
   EXPECT_NEAR_ALL(logits.get((rows - 2) * vocab, vocab), first, 0, 0.0041);
@@ -192,7 +199,8 @@ TEST_F(LargeTest, RopeOfFourMillionTokens) {
   // K of Qwen2.5-7B, 512 elements per token: element 2^31 is the first that is not there.
   const int64_t tokens = 4194304, heads = 4, dim = 128, row = heads * dim;
   const DType type = DType::bf16;
-  Large k(type, tokens * row, 0), y(type, tokens * row, 0xff), cos(DType::f32, tokens * dim / 2, 0), sin(DType::f32, tokens * dim / 2, 0);
+  Large k(type, tokens * row, 0), y(type, tokens * row, 0xff), cos(DType::f32, tokens * dim / 2, 0),
+      sin(DType::f32, tokens * dim / 2, 0);
   SKIP_WITHOUT_MEMORY(k.ok() && y.ok() && cos.ok() && sin.ok());
   const auto ks = rounded_values(normal_values(row, kSeed), type);
   const auto angles = normal_values(dim / 2, kSeed + 1);
@@ -224,7 +232,8 @@ TEST_F(LargeTest, RopeOfFourMillionTokens) {
       expected[j + 64] = b * cs[j] + a * sn[j];
     }
     EXPECT_NEAR_ALL(y.get((h * tokens + tokens - 1) * dim, dim), expected, 1e-6, 0.0041);
-    EXPECT_NEAR_ALL(y.get((h * tokens + tokens - 2) * dim, dim), std::vector<double>(static_cast<size_t>(dim), 0.0), 0, 0);
+    EXPECT_NEAR_ALL(y.get((h * tokens + tokens - 2) * dim, dim), std::vector<double>(static_cast<size_t>(dim), 0.0), 0,
+                    0);
   }
 }
 
@@ -237,8 +246,11 @@ TEST_F(LargeTest, EmbeddingPast31Bits) {
   table.set(0, rows);
   const int64_t last = 2;
   EXPECT_EQ(cudaMemcpy(static_cast<int64_t*>(ids.data()) + tokens - 1, &last, 8, cudaMemcpyDefault), cudaSuccess);
-  ASSERT_OK(embedding_forward(queue(), {tokens, hidden, 3, type, static_cast<const int64_t*>(ids.data()), table.data(), y.data()}));
-  const auto row = [&](int64_t i) { return std::vector<double>(rows.begin() + i * hidden, rows.begin() + (i + 1) * hidden); };
+  ASSERT_OK(embedding_forward(
+      queue(), {tokens, hidden, 3, type, static_cast<const int64_t*>(ids.data()), table.data(), y.data()}));
+  const auto row = [&](int64_t i) {
+    return std::vector<double>(rows.begin() + i * hidden, rows.begin() + (i + 1) * hidden);
+  };
   EXPECT_NEAR_ALL(y.get(0, hidden), row(0), 0, 0);
   EXPECT_NEAR_ALL(y.get((tokens - 2) * hidden, hidden), row(0), 0, 0);
   EXPECT_NEAR_ALL(y.get((tokens - 1) * hidden, hidden), row(2), 0, 0);
@@ -246,7 +258,8 @@ TEST_F(LargeTest, EmbeddingPast31Bits) {
 
 TEST_F(LargeTest, OptimizerPast31Bits) {
   const int64_t n = (int64_t{1} << 31) + 5;
-  Large master(DType::f32, n, 0), grad(DType::f32, n, 0), m(DType::f32, n, 0), v(DType::f32, n, 0), weight(DType::bf16, n, 0xff);
+  Large master(DType::f32, n, 0), grad(DType::f32, n, 0), m(DType::f32, n, 0), v(DType::f32, n, 0),
+      weight(DType::bf16, n, 0xff);
   SKIP_WITHOUT_MEMORY(master.ok() && grad.ok() && m.ok() && v.ok() && weight.ok());
   grad.set(n - 3, {2, -2, 4});
   Large out(DType::f64, 1, 0), space(DType::f64, sum_of_squares_workspace_bytes(queue(), n) / 8, 0xff);

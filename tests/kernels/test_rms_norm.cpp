@@ -1,8 +1,7 @@
 // RMSNorm against its formula in double.
-#include "kernels/rms_norm.h"
-
 #include <algorithm>
 
+#include "kernels/rms_norm.h"
 #include "tests/kernels/harness.h"
 
 namespace oomb::kernels::testing {
@@ -11,8 +10,9 @@ namespace {
 struct Shape {
   int64_t rows, hidden, shift;
 };
-// Below, at and above a vector, a warp and a block; one path per number of packs a thread holds; addresses off 16 bytes.
-const Shape kShapes[] = {{1, 1, 0},    {3, 7, 0},    {67, 40, 0},   {17, 129, 1},  {5, 64, 1},     {7, 896, 0},
+// Below, at and above a vector, a warp and a block; one path per number of packs a thread holds; addresses off 16
+// bytes.
+const Shape kShapes[] = {{1, 1, 0},    {3, 7, 0},    {67, 40, 0},  {17, 129, 1},  {5, 64, 1},     {7, 896, 0},
                          {2, 3584, 0}, {3, 5003, 0}, {2, 8192, 0}, {2, 16392, 0}, {1031, 256, 0}, {3, 16384, 0}};
 constexpr double kEps = 1e-6;
 constexpr uint64_t kSeed = 20260;
@@ -237,9 +237,9 @@ TEST_P(RmsNormTest, RefusesWhatItCannotDo) {
   EXPECT_EQ(rms_norm_forward(queue(), {.num_rows = 1, .hidden = 0}).code, Code::invalid_argument);
   EXPECT_EQ(rms_norm_forward(queue(), {.num_rows = -1, .hidden = 2}).code, Code::invalid_argument);
   EXPECT_EQ(rms_norm_forward(queue(), {.num_rows = 1, .hidden = 2, .x = x.data()}).code, Code::invalid_argument);
-  EXPECT_EQ(rms_norm_forward(queue(), {1, 2, DType::f32, 0, x.data(), x.data(), x.data(), nullptr, y.data(), y.data()})
-                .code,
-            Code::invalid_argument);
+  EXPECT_EQ(
+      rms_norm_forward(queue(), {1, 2, DType::f32, 0, x.data(), x.data(), x.data(), nullptr, y.data(), y.data()}).code,
+      Code::invalid_argument);
 }
 
 OOMB_ON_ALL_DEVICES(RmsNormTest);

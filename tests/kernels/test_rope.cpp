@@ -1,6 +1,5 @@
 // Rotary embedding against its formula, with angles in long double.
 #include "kernels/rope.h"
-
 #include "tests/kernels/harness.h"
 
 namespace oomb::kernels::testing {
@@ -47,7 +46,7 @@ TEST_P(RopeTest, TableHoldsAtFourMillionTokens) {
 struct Case {
   int64_t tokens, heads, head_dim, group, shift;
 };
-const Case kCases[] = {{1, 1, 2, 1, 0},   {3, 4, 6, 2, 0},    {5, 28, 128, 7, 0}, {7, 4, 128, 1, 0},
+const Case kCases[] = {{1, 1, 2, 1, 0},   {3, 4, 6, 2, 0},   {5, 28, 128, 7, 0}, {7, 4, 128, 1, 0},
                        {9, 14, 64, 7, 0}, {11, 6, 80, 3, 1}, {300, 3, 16, 3, 0}, {2, 5, 34, 5, 0}};
 
 /// From rows of a fused projection, `extra` elements wider than the heads, to [Hkv, C, G, D], and back in the inverse.
@@ -116,8 +115,8 @@ TEST_P(RopeTest, InPlaceAndBackIsTheIdentity) {
     sn.push_back(std::sin(a));
   }
   const Buffer x = input(DType::f64, xs), cos = input(DType::f64, cs), sin = input(DType::f64, sn);
-  RopeApply op{tokens, heads, dim, 1, DType::f64, false, x.data(), row, dim, 0, x.data(), row, dim, 0, cos.data(),
-               sin.data()};
+  RopeApply op{tokens, heads, dim,      1,   DType::f64, false, x.data(),   row,
+               dim,    0,     x.data(), row, dim,        0,     cos.data(), sin.data()};
   ASSERT_OK(rope_apply(queue(), op));
   op.inverse = true;
   ASSERT_OK(rope_apply(queue(), op));
@@ -143,7 +142,8 @@ TEST_P(RopeTest, WithoutAnglesItCopies) {
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t j = 0; j < dim; ++j) {
-          expected[static_cast<size_t>((h * tokens + t) * dim + j)] = xs[static_cast<size_t>((t * heads + h) * dim + j)];
+          expected[static_cast<size_t>((h * tokens + t) * dim + j)] =
+              xs[static_cast<size_t>((t * heads + h) * dim + j)];
         }
       }
     }

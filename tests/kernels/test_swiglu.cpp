@@ -1,8 +1,7 @@
 // SwiGLU against its formula in double.
-#include "kernels/swiglu.h"
-
 #include <algorithm>
 
+#include "kernels/swiglu.h"
 #include "tests/kernels/harness.h"
 
 namespace oomb::kernels::testing {

@@ -5,6 +5,8 @@
 #include <limits>
 #include <numeric>
 
+#include "worker/tensor/segments.h"
+
 namespace oomb::test {
 
 namespace {
@@ -117,7 +119,7 @@ OracleResult full_sequence_autograd(const model::Parameters& parameters, const P
   const model::ModelConfig& c = parameters.config();
   std::map<std::string, at::Tensor> w;
   for (const model::Parameter& p : parameters.all()) {
-    w[p.name] = p.weight.detach().to(at::kDouble).clone();
+    w[p.name] = p.weight.detach().cpu().to(at::kDouble).clone();
     w[p.name].set_requires_grad(true);
   }
   const auto n = static_cast<int64_t>(ids.size());
@@ -212,11 +214,15 @@ model::ModelConfig small_config(int64_t num_heads, int64_t num_kv_heads, bool ti
 }
 
 namespace {
-pages::PageMemory::Options memory_options(int64_t fast_bytes) {
+pages::PageMemory::Options memory_options(const at::Device& device, int64_t fast_bytes) {
   pages::PageMemory::Options options;
   options.fast_bytes = fast_bytes;
   options.host_bytes = int64_t{1} << 30;
   options.segment_bytes = 1 << 16;
+  if (device.is_cuda()) {
+    options.fast = tensor_segments(at::TensorOptions().device(device));
+    options.host = tensor_segments(at::TensorOptions().pinned_memory(true));
+  }
   return options;
 }
 }  // namespace
@@ -224,7 +230,8 @@ pages::PageMemory::Options memory_options(int64_t fast_bytes) {
 Rig::Rig(const model::ModelConfig& config, const PipelineOptions& options, const TensorTypes& types, int64_t num_tokens,
          uint64_t seed, int64_t fast_bytes, double key_bias_norm)
     : parameters(config, types, /*training=*/true),
-      memory(SequencePipeline::page_layout(config, options, types, num_tokens), memory_options(fast_bytes)),
+      memory(SequencePipeline::page_layout(config, options, types, num_tokens),
+             memory_options(types.device, fast_bytes)),
       pipeline(&parameters, options, &memory) {
   randomise(parameters, seed, key_bias_norm);
   parameters.zero_gradients();

@@ -1,13 +1,10 @@
 #include "worker/train/page_budget.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
-#include <map>
-#include <memory>
 #include <sstream>
 
 #include "configs/error.h"
+#include "worker/tensor/segments.h"
 #include "worker/train/device_memory.h"
 #include "worker/train/memory_budget.h"
 
@@ -20,22 +17,6 @@ std::string gib(int64_t bytes) {
   text.precision(2);
   text << std::fixed << static_cast<double>(bytes) / (1 << 30) << " GiB";
   return text.str();
-}
-
-// Segments owned by LibTorch: device memory, or pinned host memory when `pinned`.
-pages::SegmentSource tensor_segments(const at::TensorOptions& options) {
-  auto owners = std::make_shared<std::map<void*, at::Tensor>>();
-  return {[owners, options](int64_t bytes) -> void* {
-            try {
-              at::Tensor segment = at::empty({bytes}, options.dtype(at::kByte));
-              void* memory = segment.data_ptr();
-              owners->emplace(memory, std::move(segment));
-              return memory;
-            } catch (const c10::Error&) {
-              return nullptr;  // the arena reports it with the budget's figures
-            }
-          },
-          [owners](void* segment, int64_t) { owners->erase(segment); }};
 }
 
 // Activations of one chunk, the logits tile and slack: what the GPU must keep free besides pages.
