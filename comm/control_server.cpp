@@ -139,7 +139,6 @@ struct ControlServer::Impl {
   }
 
   awaitable<void> write_outbox(SessionPtr session) {
-    session->writing = true;
     error_code error;
     while (!session->outbox.empty() && !error) {
       co_await asio::async_write(session->socket, asio::buffer(session->outbox.front()),
@@ -151,7 +150,9 @@ struct ControlServer::Impl {
 
   void start_write(const SessionPtr& session, std::string frame) {
     session->outbox.push_back(std::move(frame));
-    if (!session->writing) asio::co_spawn(io, write_outbox(session), asio::detached);
+    if (session->writing) return;
+    session->writing = true;  // before the coroutine starts, which is later
+    asio::co_spawn(io, write_outbox(session), asio::detached);
   }
 
   // An empty text, or why this hello is not accepted. `secret_ok` tells whether the peer may be told.

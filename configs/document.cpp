@@ -42,7 +42,7 @@ class TreeBuilder : public YAML::EventHandler {
   void OnDocumentEnd() override {}
 
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-    if (wants_key()) fail(at(mark), path(), "a key that is not a text");
+    if (wants_key()) fail(at(mark), "", "not valid YAML (a key is missing, or a bracket is not closed)");
     add(leaf(mark, Node::Kind::kNull), anchor);
   }
 
@@ -186,7 +186,7 @@ Node load_document(std::string_view text, const std::string& name, bool lines) {
   } catch (const YAML::Exception& error) {
     fail(builder.at(error.mark), "", "not valid YAML (" + printable(error.msg) + ")");
   }
-  fail(name, "", "more than one YAML document; allowed: one");
+  fail(name, "", "not valid YAML, or more than one document of it; allowed: one");
 }
 
 Node convert_json(const nlohmann::ordered_json& json, const std::string& where) {

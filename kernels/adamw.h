@@ -1,8 +1,8 @@
 // AdamW with decoupled weight decay. Loshchilov and Hutter (arXiv 1711.05101).
 //   g = grad * grad_scale;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //   w = w - lr * (weight_decay * w + (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps))
-// The corrections 1 - b^t are computed in double by the caller's step count, so that a parameter cut into any
-// number of pieces gets the same bits, and t never sticks.
+// The corrections 1 - b^t are computed in double from the caller's step count, so that t never sticks. A parameter cut
+// into any number of pieces gets the same bits, and so do the two devices.
 #pragma once
 
 #include "kernels/types.h"
@@ -19,9 +19,9 @@ struct AdamW {
   const void* grad = nullptr;  ///< acc [num_elements]
   void* m = nullptr;           ///< acc [num_elements]
   void* v = nullptr;           ///< acc [num_elements]
-  void* weight =
-      nullptr;  ///< weight_dtype [num_elements] copy of master for the GEMMs, rounded to nearest even; null: none
-  DType weight_dtype = DType::bf16;
+  /// weight_dtype [num_elements] copy of master for the GEMMs, rounded to nearest even; null: none.
+  void* weight = nullptr;
+  DType weight_dtype = DType::bf16;  ///< acc itself, f32 of an f64 master, or bf16 of an f32 master
 };
 Status adamw_step(const Queue& queue, const AdamW& op);
 

@@ -1,7 +1,9 @@
 // Softmax cross-entropy of a tile of logits rows, and its gradient in place.
-//   loss[i] = logsumexp(logits[i]) - logits[i, label[i]],     d logits[i, v] = grad_scale * (softmax(logits[i])[v] - [v
-//   = label[i]])
-// Rows with label -100 have loss 0 and gradient 0. Softmax runs in acc.
+//   loss[i] = logsumexp(logits[i]) - logits[i, label[i]]
+//   d logits[i, v] = grad_scale * (softmax(logits[i])[v] - [v = label[i]])
+// Rows with label -100 have loss 0 and gradient 0. Softmax runs in acc. A label that is neither in [0, vocab) nor -100
+// is an invalid argument on the CPU; on CUDA, where the host cannot look at labels, its loss is NaN and its row
+// unchanged.
 #pragma once
 
 #include "kernels/types.h"

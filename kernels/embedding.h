@@ -1,4 +1,6 @@
 // Token embedding: y[i] = table[ids[i]], and the table's gradient as a sum per distinct id in ascending token order.
+// An id outside [0, vocab) is an invalid argument on the CPU; on CUDA, where the host cannot look at ids, its row of y
+// is NaN and its gradient is dropped.
 #pragma once
 
 #include "kernels/types.h"

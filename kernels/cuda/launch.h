@@ -29,4 +29,11 @@ inline Status checked(cudaError_t error) {
   return {Code::launch_failed, cudaGetErrorString(error)};
 }
 
+/// Multiprocessors of the current device.
+inline Status multiprocessors(int* count) {
+  int device = 0;
+  if (Status s = checked(cudaGetDevice(&device)); !s) return s;
+  return checked(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device));
+}
+
 }  // namespace oomb::kernels::cuda

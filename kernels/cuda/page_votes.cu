@@ -50,6 +50,7 @@ __device__ void score_tile(const Acc* q, const Acc* means, int64_t dim, Operands
   for (int i = 0; i < 4; ++i) {
     for (int p = 0; p < 4; ++p) scores[i][p] = 0;
   }
+  // Each step has its own sum: one long fp32 sum would have three times the error.
   for (int64_t begin = 0; begin < dim; begin += kDepth) {
     __syncthreads();
     for (int i = threadIdx.x; i < kDepth * kStrip; i += kThreads) {
@@ -59,13 +60,19 @@ __device__ void score_tile(const Acc* q, const Acc* means, int64_t dim, Operands
       operands.means[d][row] = inside ? means[row * dim + begin + d] : Acc(0);
     }
     __syncthreads();
+    Acc sums[4][4] = {};
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int p = 0; p < 4; ++p) scores[i][p] += operands.q[d][y * 4 + i] * operands.means[d][x + p * kSide];
+        for (int p = 0; p < 4; ++p) sums[i][p] += operands.q[d][y * 4 + i] * operands.means[d][x + p * kSide];
       }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int p = 0; p < 4; ++p) scores[i][p] += sums[i][p];
     }
   }
 }

@@ -24,9 +24,9 @@ struct VotesPlan {
   int64_t tile_tokens, tiles, strips_per_tile, strips, token_blocks;
   int64_t page_tiles, splits, page_tiles_per_split;
   int64_t dim;         ///< head dimension, padded to kDimChunk for tensor cores
-  int64_t mean_parts;  ///< tensor cores: bf16 parts of a mean, 1 where it is exact
+  int64_t mean_parts;  ///< tensor cores: fp16 parts of a mean, 1 where it is exact
   // Offsets in the workspace in bytes.
-  int64_t q, means, centre, stats, partial, total;
+  int64_t q, means, q_scale, mean_scale, centre, stats, partial, total;
 };
 
 inline VotesPlan votes_plan(const PageVotes& op, bool tensor_cores) {
@@ -58,6 +58,8 @@ inline VotesPlan votes_plan(const PageVotes& op, bool tensor_cores) {
   };
   plan.q = place(op.kv_heads * rows * plan.dim * q_element);
   plan.means = place(op.kv_heads * pages * plan.dim * mean_element);
+  plan.q_scale = place(tensor_cores ? op.kv_heads * rows * 4 : 0);  // what undoes the scale of a row
+  plan.mean_scale = place(tensor_cores ? op.kv_heads * pages * 4 : 0);
   plan.centre = place(op.kv_heads * op.head_dim * 8);
   plan.stats = place(plan.splits * op.kv_heads * rows * 2 * acc);
   plan.partial = place(plan.strips * op.kv_heads * op.num_pages * acc);

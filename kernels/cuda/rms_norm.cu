@@ -260,9 +260,8 @@ Status rms_norm_forward(void* queue_stream, const RmsNormForward& args) {
 
 Status rms_norm_backward(void* queue_stream, const RmsNormBackward& args) {
   const cudaStream_t stream = stream_of(queue_stream);
-  int device = 0, processors = 0;
-  if (Status s = checked(cudaGetDevice(&device)); !s) return s;
-  if (Status s = checked(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)); !s) return s;
+  int processors = 0;
+  if (Status s = multiprocessors(&processors); !s) return s;
   const int64_t most = rms_norm_partial_rows(args.num_rows);
   const int64_t blocks = most < 2 * processors ? most : 2 * processors;
   return with_type(args.dtype, [&](auto zero) {

@@ -171,7 +171,7 @@ TEST(Config, FilesThatAreNoRunFiles) {
   EXPECT_EQ(load_error(folder.write("l.yaml", "- 1\n")),
             base + "/l.yaml: not a run file; allowed: a YAML map of settings");
   EXPECT_EQ(load_error(folder.write("2.yaml", "a: 1\n---\nb: 2\n")),
-            base + "/2.yaml: more than one YAML document; allowed: one");
+            base + "/2.yaml: not valid YAML, or more than one document of it; allowed: one");
   EXPECT_TRUE(
       load_error(folder.write("y.yaml", "a: 1\nb: [1,\nc: }\n")).starts_with(base + "/y.yaml:3: not valid YAML ("));
   EXPECT_TRUE(
@@ -261,6 +261,7 @@ TEST(Config, OverrideErrorsNameTheOverride) {
   EXPECT_EQ(set_error("train..steps=3"), "--set train..steps=3: not an override; allowed: section.field=value");
   EXPECT_EQ(set_error("train=3"), "--set train=3: train: 3 is not allowed; allowed: a map of settings");
   EXPECT_TRUE(set_error("train.steps.x=3").starts_with("--set train.steps.x=3: train.steps: a map is not allowed"));
+  EXPECT_TRUE(set_error("run.name=,").starts_with("--set run.name=,: not valid YAML"));  // once an endless loop
   EXPECT_TRUE(set_error("data.paths=[a").starts_with("--set data.paths=[a: not valid YAML"));
   EXPECT_TRUE(
       set_error("sequence.chunk=1000").starts_with("--set sequence.chunk=1000: sequence.chunk: 1000 is no multiple"));
