@@ -42,12 +42,12 @@ class TreeBuilder : public YAML::EventHandler {
   void OnDocumentEnd() override {}
 
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-    if (wants_key()) fail(at(mark), "", "not valid YAML (a key is missing, or a bracket is not closed)");
+    if (wants_key()) refuse_key(mark);
     add(leaf(mark, Node::Kind::kNull), anchor);
   }
 
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-    if (wants_key()) fail(at(mark), path(), "a key that is not a text");
+    if (wants_key()) refuse_key(mark);
     const auto known = anchors_.find(anchor);
     if (known == anchors_.end()) fail(at(mark), path(), "a value that holds itself");
     count_ += size_of(known->second);
@@ -91,6 +91,11 @@ class TreeBuilder : public YAML::EventHandler {
     std::string key_where;
   };
 
+  // The parser takes the end of the text after an open bracket for such a key, too.
+  [[noreturn]] void refuse_key(const YAML::Mark& mark) const {
+    fail(at(mark), "", "not valid YAML (a key that is no text, or a bracket that is not closed)");
+  }
+
   bool wants_key() const {
     return !stack_.empty() && stack_.back().node.kind == Node::Kind::kMap && !stack_.back().has_key;
   }
@@ -129,7 +134,7 @@ class TreeBuilder : public YAML::EventHandler {
   }
 
   void open(const YAML::Mark& mark, Node::Kind kind, YAML::anchor_t anchor) {
-    if (wants_key()) fail(at(mark), path(), "a key that is not a text");
+    if (wants_key()) refuse_key(mark);
     stack_.push_back({leaf(mark, kind), anchor, false, "", ""});
   }
 

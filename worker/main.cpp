@@ -9,6 +9,7 @@
 #include <iostream>
 
 #include "configs/error.h"
+#include "worker/tensor/glue.h"
 #include "worker/train/control_loop.h"
 
 namespace {
@@ -51,5 +52,5 @@ int main(int argc, char** argv) {
     std::cerr << "oomb-worker: " << error.what() << "\n";
   }
   MPI_Finalize();
-  return status;
+  oomb::end_process(status);
 }

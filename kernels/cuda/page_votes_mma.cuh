@@ -10,10 +10,11 @@
 // and mostly far less, is left out. So a score is off by the rounding of fp32 factors plus at most 2^-38 D max|q|
 // max|m|, which is less than the last bit of one product of those maxima in fp32.
 //
-// The tensor core cuts its sums toward zero, so a score summed by 16 or 24 instructions drifts by about 10 last bits.
-// Instead each 64 dimensions have their own sum, which takes the small products first (their cuts are of no weight) and
-// then the four of hi*hi, and is added to the score, with the page's scale undone, by one fp32 FMA. Errors of votes are
-// then near 3e-6 where scores reach 40, which is what a score rounded to fp32 allows; one plain sum has 2e-5.
+// The tensor core cuts its sums toward zero, so a score summed by 16 or 24 instructions drifts by several last bits.
+// Instead each 64 or 32 dimensions have their own sum, which takes the small products first (their cuts are of no
+// weight) and hi*hi last, and is added to the score, with the page's scale undone, by one fp32 FMA. Where scores reach
+// 50, an emulation of the instruction then has votes within 6e-6 (8e-6 with sums of 8 products, as on sm_80), near the
+// 3e-6 of exact scores rounded to fp32; one plain sum has 2e-5.
 //
 // Both operands are prepared in the workspace in the order and swizzle of the shared-memory tiles: a tile is 128 rows
 // of 64 dimensions, whose 16-byte pieces are permuted by row, so that ldmatrix meets no bank conflict and a tile is
@@ -97,14 +98,12 @@ template <bool kVector>
 __global__ void __launch_bounds__(256) prepare_queries_kernel(PageVotes op, VotesPlan plan, float scale, int lanes) {
   const int64_t rows = plan.token_blocks * kBlockRows, i = int64_t{blockIdx.x} * 256 + threadIdx.x;
   const int64_t piece = i % lanes, row = i / lanes % rows, head = i / lanes / rows;
-  const bool inside = head < op.kv_heads;  // threads outside take part in the shuffles
-  const int64_t token = inside ? token_of(op, plan, row) : -1;
+  const int64_t token = token_of(op, plan, row);
   float x[8] = {};
   if (token >= 0 && piece * 8 < op.head_dim) sum_group<kVector>(op, head, token, piece * 8, x);
 #pragma unroll
   for (int e = 0; e < 8; ++e) x[e] *= scale;
   const int shift = row_shift(x, lanes);
-  if (!inside) return;
   if (piece == 0) at_byte<float>(op.workspace, plan.q_scale)[head * rows + row] = power_of_two(-shift);
   if (piece * 8 >= plan.dim) return;
   const int64_t chunks = plan.dim / kDimChunk,
@@ -117,16 +116,14 @@ __global__ void __launch_bounds__(256) prepare_queries_kernel(PageVotes op, Vote
 __global__ void __launch_bounds__(256) prepare_means_kernel(PageVotes op, VotesPlan plan, int lanes) {
   const int64_t pages = plan.page_tiles * kPageTile, i = int64_t{blockIdx.x} * 256 + threadIdx.x;
   const int64_t piece = i % lanes, page = i / lanes % pages, head = i / lanes / pages;
-  const bool inside = head < op.kv_heads;  // threads outside take part in the shuffles
   const double* centre = at_byte<const double>(op.workspace, plan.centre);
   float x[8] = {};
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
     const int64_t j = piece * 8 + e;
-    if (inside && page < op.num_pages && j < op.head_dim) x[e] = effective_mean<bf16>(op, centre, page, head, j);
+    if (page < op.num_pages && j < op.head_dim) x[e] = effective_mean<bf16>(op, centre, page, head, j);
   }
   const int shift = row_shift(x, lanes);
-  if (!inside) return;
   if (piece == 0) at_byte<float>(op.workspace, plan.mean_scale)[head * pages + page] = power_of_two(-shift);
   if (piece * 8 >= plan.dim) return;
   const int64_t chunks = plan.dim / kDimChunk, tile = (head * plan.page_tiles + page / kPageTile) * chunks + piece / 8;
@@ -226,14 +223,14 @@ __device__ inline void multiply_tile(WarpScores& scores, uint32_t q, uint32_t me
   for (int first = 0; first < kTileSteps; first += kSteps) {
     uint32_t hi_means[kSteps][2][4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int row = 0; row < kStrip; row += 32) {
       float sums[2][4][4];
       uint32_t hi[kSteps][2][4];
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         uint32_t lo[2][4];
-        if (half == 0) load_means(hi_means[k], means, first + k);
-        load_queries(lo, q + kTileBytes, half * 32, first + k);
+        if (row == 0) load_means(hi_means[k], means, first + k);
+        load_queries(lo, q + kTileBytes, row, first + k);
         if (k == 0) {
           multiply_half<true>(sums, lo, hi_means[k]);
         } else {
@@ -242,13 +239,13 @@ __device__ inline void multiply_tile(WarpScores& scores, uint32_t q, uint32_t me
         if constexpr (kMeanParts == 2) {
           uint32_t lo_means[2][4];
           load_means(lo_means, means + kTileBytes, first + k);
-          load_queries(hi[k], q, half * 32, first + k);
+          load_queries(hi[k], q, row, first + k);
           multiply_half<false>(sums, hi[k], lo_means);
         }
       }
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
-        if constexpr (kMeanParts == 1) load_queries(hi[k], q, half * 32, first + k);
+        if constexpr (kMeanParts == 1) load_queries(hi[k], q, row, first + k);
         multiply_half<false>(sums, hi[k], hi_means[k]);
       }
 #pragma unroll
@@ -257,7 +254,7 @@ __device__ inline void multiply_tile(WarpScores& scores, uint32_t q, uint32_t me
         for (int n = 0; n < 4; ++n) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            float& score = scores[half * 2 + m][n][e];
+            float& score = scores[row / 16 + m][n][e];
             score = fmaf(sums[m][n][e], e % 2 == 0 ? page_scales[n].x : page_scales[n].y, score);
           }
         }
@@ -485,8 +482,10 @@ Status launch_sweeps_mma(cudaStream_t stream, const PageVotes& op, const VotesPl
 inline Status votes_mma(cudaStream_t stream, const PageVotes& op, const VotesPlan& plan) {
   const float scale = static_cast<float>(op.score_scale * 1.4426950408889634);
   const int lanes = row_lanes(plan);
-  const int64_t q_grid = ceil_div(op.kv_heads * plan.token_blocks * kBlockRows * lanes, 256);
-  const int64_t mean_grid = ceil_div(op.kv_heads * plan.page_tiles * kPageTile * lanes, 256);
+  static_assert(kBlockRows * 8 % 256 == 0 && kPageTile * 8 % 256 == 0,
+                "every thread has a row: it takes part in shuffles");
+  const int64_t q_grid = op.kv_heads * plan.token_blocks * kBlockRows * lanes / 256;
+  const int64_t mean_grid = op.kv_heads * plan.page_tiles * kPageTile * lanes / 256;
   if (q_grid > kMaxBlocks || mean_grid > kMaxBlocks) return invalid("page_votes: more work than one grid holds");
   find_centre<bf16>(stream, op, plan);
   if (op.head_dim % 8 == 0 && aligned16(op.q)) {

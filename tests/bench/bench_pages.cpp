@@ -1,7 +1,9 @@
 // Times the page ops on a GPU at the shape of Qwen2.5-7B: chunk of 4,096 tokens, pages and tiles of 128, 64 pages a
 // tile, 4 KV heads of 7 query heads, head dimension 128, bf16. A 256 MiB write before each timed call empties the L2
 // cache. Per op: minimum, median and maximum of 25 calls, the bytes it must move, GB/s, and the share of the rate of a
-// device-to-device copy measured in the same run. The results are checked by tests/kernels, not here.
+// device-to-device copy measured in the same run. Votes have a second yardstick: the time that their products would
+// take at the rate of a large bf16 matrix product of the vendor's library, measured in the same run (the floor). The
+// results are checked by tests/kernels, not here.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -16,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/gemm_accumulate.h"
 #include "kernels/lse_merge.h"
 #include "kernels/page_select.h"
 #include "kernels/pages.h"
@@ -91,7 +94,7 @@ class Bench {
     cudaEventDestroy(begin_);
     cudaEventDestroy(end_);
   }
-  /// Returns bytes per second at the median.
+  /// Returns bytes per second at the median. `flops`: of the tensor cores.
   double run(const std::string& name, int64_t bytes, const std::function<void()>& call, double flops = 0) {
     std::vector<double> seconds;
     for (int i = -kWarmUp; i < kRuns; ++i) {
@@ -110,16 +113,34 @@ class Bench {
                 seconds.back() * 1e3, static_cast<double>(bytes) * 1e-6, rate * 1e-9);
     if (copy_rate_ > 0) std::printf(" %5.2f of copy", rate / copy_rate_);
     if (flops > 0) std::printf(" %6.0f TFLOP/s", flops / median * 1e-12);
+    if (flops > 0 && product_rate_ > 0) {
+      const double floor = flops / product_rate_;
+      std::printf(", floor %6.3f ms, %5.2f of it", floor * 1e3, median / floor);
+    }
     std::printf("\n");
     std::fflush(stdout);
     return rate;
   }
 
+  /// Measures the rate of matrix products that later floors are counted from.
+  void measure_products();
+
  private:
   Memory flush_;
   cudaEvent_t begin_{}, end_{};
-  double copy_rate_ = 0;
+  double copy_rate_ = 0;     // bytes per second
+  double product_rate_ = 0;  // floating-point operations per second
 };
+
+void Bench::measure_products() {
+  constexpr int64_t kSide = 8192;
+  const Memory a = random_bf16(kSide * kSide, 1), b = random_bf16(kSide * kSide, 1), sum = allocate(kSide * kSide * 4);
+  const GemmAccumulate op{kSide, kSide, kSide, DType::bf16, a.get(), kSide, b.get(), kSide, sum.get()};
+  const double bytes = static_cast<double>(kSide * kSide) * (2 + 2 + 2 * 4), flops = 2.0 * kSide * kSide * kSide;
+  const double rate = run(
+      "bf16 product of 8,192 cubed", static_cast<int64_t>(bytes), [&] { check(gemm_accumulate(kQueue, op)); }, flops);
+  product_rate_ = rate * flops / bytes;
+}
 
 /// What the tiles of a chunk at 1M tokens read: 64 of 8,192 pages each, about 1,100 distinct.
 struct Selection {
@@ -243,6 +264,7 @@ int main() {
               kRuns);
   Bench bench;
   bench_moves(bench);
+  bench.measure_products();
   bench_selection(bench);
   bench_merge(bench);
   return 0;

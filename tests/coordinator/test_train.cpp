@@ -281,6 +281,8 @@ struct BadAnswer {
   const char* expected;
 };
 
+void PrintTo(const BadAnswer& answer, std::ostream* out) { *out << answer.behaviour; }
+
 class BadAnswerTest : public TrainTest, public ::testing::WithParamInterface<BadAnswer> {};
 
 TEST_P(BadAnswerTest, EndsTheRunWithItsReason) {

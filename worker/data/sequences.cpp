@@ -28,7 +28,11 @@ void check_request(int64_t index, size_t got, int64_t length) {
 class Windows final : public SequenceSource {
  public:
   Windows(std::shared_ptr<const TokenStream> stream, const WindowOptions& options)
-      : stream_(std::move(stream)), length_(options.sequence_length), seed_(options.seed), split_(options.split) {
+      : stream_(std::move(stream)),
+        length_(options.sequence_length),
+        seed_(options.seed),
+        split_(options.split),
+        shuffle_(options.shuffle) {
     if (length_ < 1) throw InputError("sequence length " + std::to_string(length_) + " must be at least 1");
     if (!(options.held_out_fraction >= 0 && options.held_out_fraction < 1)) {
       throw InputError("held-out fraction must be in [0, 1)");
@@ -55,7 +59,7 @@ class Windows final : public SequenceSource {
     const uint64_t epoch = static_cast<uint64_t>(index) / count;
     uint64_t window = static_cast<uint64_t>(index) % count;
     uint64_t offset = 0;
-    if (split_ == Split::kTrain) {
+    if (split_ == Split::kTrain && shuffle_) {
       window = Permutation(count, seed_, kOrderStream | epoch)(window);
       const auto remainder = static_cast<uint64_t>(tokens_ - count_ * length_);
       offset = random_below(seed_, kOffsetStream | epoch, 0, remainder + 1);
@@ -68,6 +72,7 @@ class Windows final : public SequenceSource {
   int64_t length_;
   uint64_t seed_;
   Split split_;
+  bool shuffle_;
   int64_t begin_ = 0;
   int64_t tokens_ = 0;
   int64_t count_ = 0;

@@ -41,6 +41,8 @@ struct WindowOptions {
   /// them.
   double held_out_fraction = 0;
   uint64_t seed = 0;
+  /// False: training windows in stream order from the first token, the same in every epoch.
+  bool shuffle = true;
 };
 
 /// Windows of N tokens that do not overlap. Training: their order is a permutation keyed by (seed, epoch), and their

@@ -18,21 +18,40 @@ double learning_rate_at(const OptimizerOptions& o, int64_t step) {
   return low + (o.learning_rate - low) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
 }
 
+namespace {
+
+at::Tensor new_sum(const model::Parameters& parameters) {
+  return at::zeros({1}, parameters.types().acc_options().dtype(at::kDouble));
+}
+
+void add_squares(const at::Tensor& values, at::Tensor& sum) {
+  const auto queue = queue_of(values);
+  const Workspace workspace(kernels::sum_of_squares_workspace_bytes(queue, values.numel()), values.device());
+  kernels::SumOfSquares op;
+  op.num_elements = values.numel();
+  op.dtype = dtype_of(values);
+  op.values = values.data_ptr();
+  op.out = sum.data_ptr<double>();
+  op.workspace = workspace.data();
+  check(kernels::sum_of_squares(queue, op), "sum_of_squares");
+}
+
+}  // namespace
+
 double global_gradient_norm(const model::Parameters& parameters) {
-  const auto options = parameters.types().acc_options().dtype(at::kDouble);
-  at::Tensor sum = at::zeros({1}, options);
-  for (const model::Parameter& p : parameters.all()) {
-    const auto queue = queue_of(p.grad);
-    const Workspace workspace(kernels::sum_of_squares_workspace_bytes(queue, p.grad.numel()), p.grad.device());
-    kernels::SumOfSquares op;
-    op.num_elements = p.grad.numel();
-    op.dtype = dtype_of(p.grad);
-    op.values = p.grad.data_ptr();
-    op.out = sum.data_ptr<double>();
-    op.workspace = workspace.data();
-    check(kernels::sum_of_squares(queue, op), "sum_of_squares");
-  }
+  at::Tensor sum = new_sum(parameters);
+  for (const model::Parameter& p : parameters.all()) add_squares(p.grad, sum);
   return std::sqrt(sum.item<double>());
+}
+
+std::string first_not_finite(const model::Parameters& parameters) {
+  // A sum of squares needs no temporary as large as the parameter.
+  for (const model::Parameter& p : parameters.all()) {
+    at::Tensor sum = new_sum(parameters);
+    for (const at::Tensor& values : {p.master, p.m, p.v}) add_squares(values, sum);
+    if (!std::isfinite(sum.item<double>())) return p.name;
+  }
+  return "";
 }
 
 OptimizerReport optimizer_step(model::Parameters& parameters, const OptimizerOptions& options, int64_t step) {

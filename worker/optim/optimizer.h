@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "worker/model/parameters.h"
 
@@ -19,6 +20,9 @@ struct OptimizerOptions {
 /// Linear warm-up to the full rate at step `warmup_steps`, then a cosine to ratio * rate at `total_steps`. Steps count
 /// from 1.
 double learning_rate_at(const OptimizerOptions& options, int64_t step);
+
+/// Name of the first parameter whose weight or moments hold NaN or infinite values, or "".
+std::string first_not_finite(const model::Parameters& parameters);
 
 /// Norm over all gradients, in double; the order of the sum is fixed.
 double global_gradient_norm(const model::Parameters& parameters);

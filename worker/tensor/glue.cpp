@@ -1,7 +1,10 @@
 #include "worker/tensor/glue.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <iostream>
 #include <stdexcept>
 #include <string>
 
@@ -61,6 +64,13 @@ void initialise_device(const at::Device& device) {
   throw InputError(
       "train.device: cuda: this build has no CUDA kernels; build with the CUDA toolkit or use train.device: cpu");
 #endif
+}
+
+void end_process(int status) {
+  std::cout.flush();
+  std::cerr.flush();
+  std::fflush(nullptr);
+  _exit(status);
 }
 
 namespace {

@@ -36,6 +36,10 @@ void check(const kernels::Status& status, const char* op);
 /// build.
 void initialise_device(const at::Device& device);
 
+/// Flushes the standard streams and ends the process without running static destructors: with a CUDA library opened at
+/// run time, LibTorch's registries are torn down in an order that crashes.
+[[noreturn]] void end_process(int status);
+
 /// A device copy of host values. On CUDA the values pass through pinned memory, so the host does not wait.
 at::Tensor to_device(const std::vector<int64_t>& values, const at::Device& device);
 at::Tensor to_device(const std::vector<int32_t>& values, const at::Device& device);

@@ -7,7 +7,8 @@
 
 namespace oomb {
 
-/// Segments are tensors made with `options` (a CUDA device, or pinned_memory(true)); allocate returns null where LibTorch throws.
+/// Segments are tensors made with `options` (a CUDA device, or pinned_memory(true)); allocate returns null where
+/// LibTorch throws.
 pages::SegmentSource tensor_segments(const at::TensorOptions& options);
 
 }  // namespace oomb

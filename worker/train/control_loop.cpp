@@ -37,6 +37,7 @@ json step_message(const StepReport& r) {
           {"loss", r.loss},
           {"tokens", r.tokens},
           {"labels", r.labels},
+          {"tokens_crc32c", r.tokens_crc32c},
           {"seconds", r.seconds},
           {"grad_norm", r.gradient_norm},
           {"lr", r.learning_rate},
@@ -48,6 +49,12 @@ json step_message(const StepReport& r) {
           {"pass2_seconds", r.pass2_seconds},
           {"optimizer_seconds", r.optimizer_seconds}};
 }
+
+// A checkpoint that cannot be written: not a setting, but what the machine has left.
+class StorageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 class Server {
  public:
@@ -84,10 +91,10 @@ class Server {
   void answer(Trainer& trainer, const json& request) {
     const std::string type = request.at("type");
     if (type == message::kRunStep) {
-      client_.send(step_message(trainer.run_step(request.at("step"))));
+      client_.send(step_message(run_step(trainer, request.at("step"))));
     } else if (type == message::kCheckpoint) {
       const auto start = std::chrono::steady_clock::now();
-      const checkpoint::CheckpointInfo info = trainer.save_checkpoint();
+      const checkpoint::CheckpointInfo info = save_checkpoint(trainer);
       int64_t bytes = 0;
       for (const auto& file : info.manifest.files) bytes += file.size;
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -97,6 +104,23 @@ class Server {
       client_.send({{"type", message::kEvaluated}, {"loss", report.loss}, {"tokens", report.labels}});
     } else {
       throw std::runtime_error("the coordinator sent an unknown request: " + type);
+    }
+  }
+
+  static StepReport run_step(Trainer& trainer, int64_t step) {
+    try {
+      return trainer.run_step(step);
+    } catch (const InputError& error) {
+      throw InputError(std::string(error.what()) + "; " + trainer.keep_last_good_step());
+    }
+  }
+
+  static checkpoint::CheckpointInfo save_checkpoint(Trainer& trainer) {
+    trainer.check_finite();
+    try {
+      return trainer.save_checkpoint();
+    } catch (const InputError& error) {
+      throw StorageError(error.what());
     }
   }
 
@@ -135,6 +159,8 @@ int serve_coordinator(int rank, int size) {
     return 0;
   } catch (const InputError& error) {
     return fail(*client, "input", error.what(), 2);
+  } catch (const StorageError& error) {
+    return fail(*client, "resource", error.what(), 3);
   } catch (const std::bad_alloc&) {
     return fail(*client, "resource", "out of host memory; lower pages.host_bytes or sequence.chunk", 3);
   } catch (const c10::OutOfMemoryError& error) {

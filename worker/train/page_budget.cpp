@@ -12,7 +12,8 @@ namespace oomb {
 
 namespace {
 
-std::string gib(int64_t bytes) {
+std::string size_text(int64_t bytes) {
+  if (bytes < int64_t{10} << 20) return std::to_string(bytes) + " bytes";  // "0.00 GiB" would say nothing
   std::ostringstream text;
   text.precision(2);
   text << std::fixed << static_cast<double>(bytes) / (1 << 30) << " GiB";
@@ -52,7 +53,7 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
   if (!config.pages.host_bytes.automatic) {
     memory.host_bytes = config.pages.host_bytes.bytes;
     if (host_left >= 0 && memory.host_bytes > host_left) {
-      throw InputError("pages.host_bytes: " + gib(memory.host_bytes) + " asked for, " + gib(host_left) +
+      throw InputError("pages.host_bytes: " + size_text(memory.host_bytes) + " asked for, " + size_text(host_left) +
                        " left on this machine (or in its control group); allowed: at most that, or auto");
     }
   } else {
@@ -68,15 +69,17 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
   const int64_t needed = budget.home_bytes + (pipeline.selection.dense ? budget.gradient_bytes : 0);
   const int64_t there = memory.fast_bytes + memory.host_bytes;
   if (needed > there) {
-    throw InputError("pages: a sequence of " + std::to_string(config.sequence.length) + " tokens needs " + gib(needed) +
-                     " for pages, " + gib(there) + " are there (pages.hbm_bytes " + gib(memory.fast_bytes) +
-                     ", pages.host_bytes " + gib(memory.host_bytes) + "); shorten sequence.length to about " +
-                     std::to_string(config.sequence.length / 2 * there / std::max<int64_t>(needed, 1) * 2) +
+    const double fraction = static_cast<double>(there) / static_cast<double>(needed);
+    const auto fits = static_cast<int64_t>(static_cast<double>(config.sequence.length) * fraction);
+    throw InputError("pages: a sequence of " + std::to_string(config.sequence.length) + " tokens needs " +
+                     size_text(needed) + " for pages, " + size_text(there) + " are there (pages.hbm_bytes " +
+                     size_text(memory.fast_bytes) + ", pages.host_bytes " + size_text(memory.host_bytes) +
+                     "); shorten sequence.length to about " + std::to_string(std::max(fits, config.sequence.chunk)) +
                      " or raise the budgets");
   }
-  budget.lines.push_back("pages: homes " + gib(budget.home_bytes) + ", gradient slots at most " +
-                         gib(budget.gradient_bytes) + "; budget: fast " + gib(memory.fast_bytes) + ", host " +
-                         gib(memory.host_bytes));
+  budget.lines.push_back("pages: homes " + size_text(budget.home_bytes) + ", gradient slots at most " +
+                         size_text(budget.gradient_bytes) + "; budget: fast " + size_text(memory.fast_bytes) +
+                         ", host " + size_text(memory.host_bytes));
   return budget;
 }
 

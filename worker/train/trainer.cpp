@@ -8,9 +8,11 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <sstream>
 
 #include "configs/error.h"
+#include "worker/checkpoint/crc32c.h"
 #include "worker/data/token_stream.h"
 #include "worker/model/hf_folder.h"
 #include "worker/train/device_memory.h"
@@ -90,6 +92,13 @@ OptimizerOptions optimizer_options(const TrainSection& t) {
   return o;
 }
 
+void refuse_unsupported(const RunConfig& config) {
+  if (config.train.master_weights == MasterWeights::kStochasticRounding)
+    throw InputError("train.master_weights: stochastic_rounding is not supported yet; allowed: auto, fp32");
+  if (config.train.optimizer_state == OptimizerState::kInt8)
+    throw InputError("train.optimizer_state: int8 is not supported yet; allowed: fp32");
+}
+
 std::vector<std::string> strings_of(const std::vector<std::filesystem::path>& paths) {
   std::vector<std::string> out;
   for (const auto& path : paths) out.push_back(path.string());
@@ -104,6 +113,7 @@ Trainer::Trainer(const RunConfig& config, Mode mode, TrainerEvents events)
       events_(std::move(events)),
       types_(types_of(config)),
       optimizer_(optimizer_options(config.train)) {
+  refuse_unsupported(config);
   initialise_device(types_.device);
   const int64_t threads = config.train.threads > 0 ? config.train.threads : available_cores();
   at::set_num_threads(static_cast<int>(threads));
@@ -185,6 +195,7 @@ void Trainer::open_data() {
   w.sequence_length = config_.sequence.length;
   w.held_out_fraction = config_.data.holdout_fraction;
   w.seed = seed;
+  w.shuffle = config_.data.shuffle;
   if (mode_ == Mode::train) {
     training_ = data::make_windows(stream, w);
     summary_.push_back("data: " + std::to_string(stream->size()) + " tokens, " +
@@ -223,6 +234,7 @@ void Trainer::resume() {
     store_->check_writable(model::checkpoint_bytes(*parameters_));
     store_->remove_leftovers();
   }
+  if (mode_ == Mode::train) warn_of_later_checkpoints(found ? found->step : 0);
   if (!found) {
     if (mode_ == Mode::evaluate && config_.model.path.empty()) {
       throw InputError(config_.checkpoint.dir.string() +
@@ -234,7 +246,16 @@ void Trainer::resume() {
   if (mode_ == Mode::train) model::load_optimizer_state(*parameters_, found->path);
   load_trainer_state(found->path);
   resumed_from_ = found->path;
+  saved_step_ = steps_done_;
   summary_.push_back("resumed after step " + std::to_string(steps_done_) + " from " + found->path);
+}
+
+void Trainer::warn_of_later_checkpoints(int64_t step) const {
+  const std::vector<int64_t> steps = store_->steps();
+  if (steps.empty() || steps.back() <= step) return;
+  log("warning", config_.checkpoint.dir.string() + ": has checkpoints of an earlier run up to step " +
+                     std::to_string(steps.back()) + ", and this run starts after step " + std::to_string(step) +
+                     "; checkpoint.resume: auto will take the highest step, so remove those or choose another run.dir");
 }
 
 void Trainer::load_trainer_state(const std::string& folder) {
@@ -247,10 +268,10 @@ void Trainer::load_trainer_state(const std::string& folder) {
   steps_done_ = state["step"].get<int64_t>();
   if (mode_ == Mode::evaluate) return;
   // The data position is a count of sequences, so it means the same sequences only if these agree.
-  const auto must_agree = [&](const char* key, const char* field, int64_t now) {
-    const int64_t then = state.value(key, int64_t{-1});
+  const auto must_agree = [&](const char* key, const char* field, const nlohmann::json& now) {
+    const nlohmann::json then = state.value(key, nlohmann::json());
     if (then != now) {
-      throw InputError(file + ": " + field + " was " + std::to_string(then) + " and is now " + std::to_string(now) +
+      throw InputError(file + ": " + field + " was " + then.dump() + " and is now " + now.dump() +
                        "; allowed: the value of the checkpoint, or start anew from its weights with model.path and "
                        "checkpoint.resume: never");
     }
@@ -258,6 +279,7 @@ void Trainer::load_trainer_state(const std::string& folder) {
   must_agree("sequence_length", "sequence.length", config_.sequence.length);
   must_agree("sequences_per_step", "train.sequences_per_step", config_.train.sequences_per_step);
   must_agree("seed", "train.seed", config_.train.seed);
+  must_agree("shuffle", "data.shuffle", config_.data.shuffle);
   must_agree("sequences_per_epoch", "the number of sequences in the data", training_->num_sequences());
 }
 
@@ -286,6 +308,7 @@ StepReport Trainer::run_step(int64_t step) {
     sequence.resize(static_cast<size_t>(config_.sequence.length));
     training_->get((step - 1) * count + i, sequence);
     labels[static_cast<size_t>(i)] = labels_of(sequence);
+    report.tokens_crc32c = checkpoint::crc32c(std::as_bytes(std::span(sequence)), report.tokens_crc32c);
     report.labels += std::count_if(labels[static_cast<size_t>(i)].begin(), labels[static_cast<size_t>(i)].end(),
                                    [](int64_t label) { return label != data::kIgnoredLabel; });
     report.tokens += config_.sequence.length;
@@ -337,6 +360,26 @@ StepReport Trainer::run_step(int64_t step) {
   return report;
 }
 
+void Trainer::check_finite() const {
+  const std::string name = first_not_finite(*parameters_);
+  if (name.empty()) return;
+  throw InputError("step " + std::to_string(steps_done_) + ": " + name +
+                   " holds NaN or infinite values after the optimizer; no checkpoint is made of that and earlier ones "
+                   "stay; a lower train.learning_rate may help");
+}
+
+std::string Trainer::keep_last_good_step() {
+  const std::string step = "step " + std::to_string(steps_done_);
+  if (steps_done_ == 0) return "no step was done";
+  if (saved_step_ == steps_done_) return "the checkpoint of " + step + " is whole";
+  try {
+    check_finite();
+    return step + " is saved in " + save_checkpoint().path;
+  } catch (const InputError& error) {
+    return std::string("they cannot be saved: ") + error.what();
+  }
+}
+
 checkpoint::CheckpointInfo Trainer::save_checkpoint() {
   phase("checkpoint of step " + std::to_string(steps_done_));
   auto writer = store_->begin(steps_done_, model::checkpoint_bytes(*parameters_));
@@ -348,10 +391,11 @@ checkpoint::CheckpointInfo Trainer::save_checkpoint() {
                                 {"sequences_per_step", config_.train.sequences_per_step},
                                 {"sequences_per_epoch", training_->num_sequences()},
                                 {"sequence_length", config_.sequence.length},
-                                {"seed", config_.train.seed}};
+                                {"seed", config_.train.seed},
+                                {"shuffle", config_.data.shuffle}};
   checkpoint::write_text(*writer, kStateFile, state.dump(2) + "\n");
   checkpoint::CheckpointInfo info = writer->commit();
-  store_->prune();
+  saved_step_ = steps_done_;
   return info;
 }
 

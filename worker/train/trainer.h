@@ -18,9 +18,10 @@ namespace oomb {
 
 struct StepReport {
   int64_t step = 0;
-  double loss = 0;     ///< mean over the step's valid labels
-  int64_t tokens = 0;  ///< of the step's sequences
-  int64_t labels = 0;  ///< valid ones; 0: the step was skipped and parameters are untouched
+  double loss = 0;             ///< mean over the step's valid labels
+  int64_t tokens = 0;          ///< of the step's sequences
+  int64_t labels = 0;          ///< valid ones; 0: the step was skipped and parameters are untouched
+  uint32_t tokens_crc32c = 0;  ///< of the step's ids as little-endian int64: tells whether two runs saw the same
   double seconds = 0, pass1_seconds = 0, pass2_seconds = 0, optimizer_seconds = 0;
   double gradient_norm = 0, learning_rate = 0;
   int64_t hbm_peak_bytes = 0, host_peak_bytes = 0;
@@ -49,8 +50,14 @@ class Trainer {
 
   /// Step `step` (from 1) must be the one after steps_done().
   StepReport run_step(int64_t step);
-  /// Saves the state after steps_done().
+  /// Throws InputError naming a parameter if the state after steps_done() holds NaN or infinite values: a checkpoint of
+  /// it could not be read again, and would push a good one out.
+  void check_finite() const;
+  /// Saves the state after steps_done(). Throws InputError when it cannot be written; earlier checkpoints are whole
+  /// then.
   checkpoint::CheckpointInfo save_checkpoint();
+  /// After a step that failed: makes a checkpoint of steps_done() unless there is one. Says what became of it.
+  std::string keep_last_good_step();
   /// Mean loss over held-out sequences.
   EvalReport evaluate();
 
@@ -67,6 +74,7 @@ class Trainer {
   void open_data();
   void make_pipeline();
   void resume();
+  void warn_of_later_checkpoints(int64_t step) const;
   void load_trainer_state(const std::string& folder);
   std::vector<int64_t> labels_of(const std::vector<int64_t>& ids) const;
   void log(const std::string& level, const std::string& text) const;
@@ -83,6 +91,7 @@ class Trainer {
   std::unique_ptr<SequencePipeline> pipeline_;
   std::unique_ptr<checkpoint::CheckpointStore> store_;
   int64_t steps_done_ = 0;
+  int64_t saved_step_ = 0;  ///< of the newest checkpoint that holds this state, 0: none
   std::string resumed_from_;
   std::vector<std::string> summary_;
 };
