@@ -316,8 +316,7 @@ class NotFinite(CliTest):
         # They are the parameters that an orderly end after that step would have saved.
         self.train(*settings, f"train.stop_after={good}", "run.dir=orderly")
         self.expect_equal_checkpoints(self.checkpoint(good), self.checkpoint(good, "orderly"))
-        # And a run goes on from them.
-        again = self.train("train.learning_rate=0", f"train.steps={good + 1}")
+        again = self.train(*settings, f"train.stop_after={good}")
         self.assertIn(f"resumed after step {good}", again.out)
 
     def test_no_checkpoint_of_infinite_parameters(self):

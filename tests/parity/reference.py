@@ -62,7 +62,7 @@ def make_ids(n, vocab, seed, holes=True):
 
 # --- the two references -----------------------------------------------------------------------------------------------
 def attention_in_double(module, query, key, value, attention_mask, scaling, dropout=0.0, **_):
-    """Causal attention of [1, Hq, N, D] queries and [1, Hkv, N, D] keys; `score_noise` is for attention_condition()."""
+    """Causal attention of [1, Hq, N, D] queries and [1, Hkv, N, D] keys; `score_noise` is for score_response()."""
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     scores = query @ key.transpose(2, 3) * scaling
@@ -129,6 +129,42 @@ def run_model(model, ids, labels):
     }
 
 
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model(input_ids=ids[None], use_cache=False).logits[0]
+
+
+def attention_entropies(model, ids):
+    """Mean entropy of the attention weights in nats, per layer of a lifted model."""
+    entropies = []
+
+    def record(_module, _inputs, outputs):
+        entropies.append(torch.special.entr(outputs[1]).sum(-1).mean().item())
+
+    hooks = [layer.self_attn.register_forward_hook(record) for layer in model.model.layers]
+    logits_of(model, ids)
+    for hook in hooks:
+        hook.remove()
+    return entropies
+
+
+def score_response(model, ids, labels, unit, seeds):
+    """How much every quantity of a lifted model moves, at worst over `seeds`, when each attention score q_i . k_j / sqrt(D)
+    gets an independent error of standard deviation `unit` * |q_i| |k_j| / sqrt(D). With the unit roundoff of a format,
+    that is what keeping q and k in that format costs, however exact everything else is."""
+    exact = run_model(model, ids, labels)
+    worst = {}
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        for layer in model.model.layers:
+            layer.self_attn.score_noise = (unit, generator)
+        moved = distances(run_model(model, ids, labels), exact)
+        worst = {name: max(value, worst.get(name, 0.0)) for name, value in moved.items()}
+    for layer in model.model.layers:
+        layer.self_attn.score_noise = None
+    return worst
+
+
 # --- parity_dump ------------------------------------------------------------------------------------------------------
 def call_dump(program, folder, work, ids, labels=None, name="out", **options):
     """Runs parity_dump; returns the finished process and the path of its output."""
@@ -158,7 +194,7 @@ def run_dump(program, folder, work, ids, labels=None, name="out", **options):
 # --- comparison -------------------------------------------------------------------------------------------------------
 def distance(a, b):
     """|a - b| / |b|; infinite if a holds NaN."""
-    a, b = torch.as_tensor(a).double(), torch.as_tensor(b).double()
+    a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (a, b))
     if a.shape != b.shape:
         raise AssertionError(f"shapes {tuple(a.shape)} and {tuple(b.shape)}")
     value = ((a - b).norm() / b.norm()).item() if b.norm() > 0 else a.norm().item()

@@ -15,6 +15,8 @@ namespace oomb::model {
 namespace {
 
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
 
 checkpoint::DType file_type(at::ScalarType type) {
   switch (type) {
@@ -68,6 +70,19 @@ void read_tensor(const checkpoint::TensorView& view, const std::string& where, a
   destination.copy_(host);
 }
 
+// The one tensor of a tied embedding and head: either name may be missing. Both are fine if they are equal, as older
+// tools write them; otherwise transformers would not tie them, and the model is not what its config says.
+const checkpoint::TensorView* tied_tensor(const checkpoint::HfWeights& weights) {
+  const checkpoint::TensorView *embedding = weights.find(kEmbedding), *head = weights.find(kHead);
+  if (embedding == nullptr || head == nullptr) return embedding != nullptr ? embedding : head;
+  if (embedding->dtype != head->dtype || embedding->shape != head->shape ||
+      !std::equal(embedding->bytes.begin(), embedding->bytes.end(), head->bytes.begin(), head->bytes.end())) {
+    throw InputError(weights.file_of(kHead) + ": tensor " + kHead + " differs from " + kEmbedding +
+                     ", but the model's config ties them; remove it, or set tie_word_embeddings to false there");
+  }
+  return embedding;
+}
+
 struct Entry {
   checkpoint::TensorSpec spec;
   at::Tensor rows;  // view of a parameter
@@ -117,8 +132,13 @@ checkpoint::TensorSource source_of(const std::vector<Entry>& entries) {
 
 void load_hf_weights(Parameters& parameters, const std::string& path, const WarnLine& warn) {
   const checkpoint::HfWeights weights(path);
+  const bool tied = parameters.config().tie_word_embeddings;
+  const checkpoint::TensorView* shared = tied ? tied_tensor(weights) : nullptr;
   std::set<const checkpoint::TensorView*> used;
-  parameters.load([&](const std::string& name, at::Tensor& destination) {
+  if (tied) used.insert(weights.find(kHead));
+  parameters.load([&](const std::string& stored_name, at::Tensor& destination) {
+    const bool from_head = shared != nullptr && stored_name == kEmbedding && weights.find(kEmbedding) == nullptr;
+    const std::string name = from_head ? kHead : stored_name;
     const checkpoint::TensorView& view = weights.at(name);
     used.insert(&view);
     read_tensor(view, weights.file_of(name) + ": tensor " + name, destination);

@@ -218,6 +218,11 @@ void Trainer::make_pipeline() {
 }
 
 void Trainer::resume() {
+  if (mode_ == Mode::train) {
+    store_->check_writable(0);
+    store_->remove_leftovers();  // of a run that was killed while it saved; their room counts as free
+    store_->check_writable(model::checkpoint_bytes(*parameters_));
+  }
   const Resume& from = config_.checkpoint.resume;
   std::optional<checkpoint::CheckpointInfo> found;
   switch (from.kind) {
@@ -230,11 +235,7 @@ void Trainer::resume() {
       found = checkpoint::resolve_resume(from.path.string(), [this](const std::string& text) { log("warning", text); });
       break;
   }
-  if (mode_ == Mode::train) {
-    store_->check_writable(model::checkpoint_bytes(*parameters_));
-    store_->remove_leftovers();
-  }
-  if (mode_ == Mode::train) warn_of_later_checkpoints(found ? found->step : 0);
+  if (mode_ == Mode::train && from.kind != Resume::Kind::kAuto) warn_of_later_checkpoints(found ? found->step : 0);
   if (!found) {
     if (mode_ == Mode::evaluate && config_.model.path.empty()) {
       throw InputError(config_.checkpoint.dir.string() +
