@@ -225,6 +225,12 @@ int evaluate(const RunConfig& config, const std::filesystem::path& worker_progra
       session.end(shutdown_grace(config));
       show_output(launcher, reporter);
       throw;
+    } catch (const StoppedAtOnce&) {
+      session.end(std::chrono::milliseconds(stop_at_once() ? 0 : 2000));
+      throw;
+    } catch (...) {
+      session.end(shutdown_grace(config));  // killed at once, mpirun would leave its session files
+      throw;
     }
     return std::fflush(stdout) == 0 ? static_cast<int>(kSuccess) : static_cast<int>(kResource);
   });

@@ -134,17 +134,22 @@ def tagged_processes(tag):
         with contextlib.suppress(OSError):
             if wanted not in (folder / "environ").read_bytes().split(b"\0"):
                 continue
-            if _status_field(folder.name, "State") not in (None, "Z", "X"):
+            if process_state(folder.name) not in (None, "Z", "X"):
                 found[int(folder.name)] = _status_field(folder.name, "Name")
     return found
 
 
-def wait_until(condition, seconds):
+def process_state(pid):
+    """The letter of /proc/PID/status, None when there is no such process."""
+    return _status_field(pid, "State")
+
+
+def wait_until(condition, seconds, pause=0.01):
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.01)
+        time.sleep(pause)
     return True
 
 
@@ -186,6 +191,7 @@ class CliTest(unittest.TestCase):
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="oomb-cli-"))
+        self.launcher_may_leave_files = False  # mpirun, told to end twice, does not remove its session from TMPDIR
         self.tag = uuid.uuid4().hex
         self.shared_before = shared_memory()
         self.session_folder = self.folder / "tmp"  # where Open MPI puts its session
@@ -206,7 +212,8 @@ class CliTest(unittest.TestCase):
     def expect_nothing_left(self):
         self.assertTrue(wait_until(lambda: not tagged_processes(self.tag), 15),
                         f"processes left: {tagged_processes(self.tag)}")
-        self.assertEqual(list(self.session_folder.rglob("*")), [], "session files left")
+        if not self.launcher_may_leave_files:
+            self.assertEqual(list(self.session_folder.rglob("*")), [], "session files left")
 
         def left_in_memory():
             return {name for name in shared_memory() - self.shared_before if not held_open(name)}

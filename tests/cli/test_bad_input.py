@@ -7,7 +7,6 @@ import shutil
 import struct
 import subprocess
 import tempfile
-import unittest
 
 import oomb_cli
 from oomb_cli import CliTest
@@ -45,7 +44,7 @@ class RunFile(CliTest):
                 self.refuse(*needles, settings=settings)
 
 
-class Refused(CliTest):
+class WithRun(CliTest):
     """What the worker finds. All cases meet a run that has checkpoints and metrics already: those stay as they are."""
 
     @classmethod
@@ -64,8 +63,8 @@ class Refused(CliTest):
         else:
             shutil.copytree(self.made / "out", self.path("out"))
 
-    # -- model
 
+class Model(WithRun):
     def test_model_config(self):
         self.expect_refused("nowhere.json", "cannot be read", settings=["model.config=nowhere.json"])
         self.path("model.json").write_text("{\"model_type\": \"qwen2\",")
@@ -93,8 +92,8 @@ class Refused(CliTest):
         self.expect_refused("train.master_weights", "stochastic_rounding",
                             settings=["train.master_weights=stochastic_rounding", "train.compute_dtype=bf16"])
 
-    # -- weights
 
+class Weights(WithRun):
     def weights(self):
         """A Hugging Face folder to spoil, as a run's model.path."""
         folder = self.path("weights")
@@ -185,8 +184,8 @@ class Refused(CliTest):
         second.unlink()
         self.refuse_weights(second.name, "missing")
 
-    # -- data
 
+class Data(WithRun):
     def test_data_paths(self):
         self.expect_refused("nowhere.txt", "cannot be read", settings=["data.paths=[nowhere.txt]"])
         self.expect_refused("*.nothing", "matches no", settings=["data.paths=['*.nothing']"])
@@ -240,8 +239,8 @@ class Refused(CliTest):
         self.assertEqual(after, before)
         self.train(*settings, "data.dtype=uint16")
 
-    # -- room
 
+class Room(WithRun):
     def test_pages_that_do_not_fit_are_refused_before_the_first_step(self):
         # Homes: 2 layers x 12 pages before the last chunk, each of K and V x 2 heads x 4 tokens x 4 dims in fp32.
         homes = 2 * 12 * (2 * 2 * 4 * 4 * 4)
@@ -278,8 +277,8 @@ class Refused(CliTest):
         process.terminate()
         self.assertEqual(self.finish(process).code, 143)
 
-    # -- checkpoints
 
+class Checkpoints(WithRun):
     def test_damaged_checkpoint_is_passed_over(self):
         weights = self.checkpoint(2) / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1])

@@ -142,13 +142,13 @@ void run(const Arguments& a) {
   memory_options.host_bytes = int64_t{1} << 30;
   memory_options.segment_bytes = int64_t{1} << 16;
   memory_options.host = poisoned_segments();
-  pages::PageMemory memory(
-      SequencePipeline::page_layout(config, options, types, static_cast<int64_t>(s.ids.size())), memory_options);
+  pages::PageMemory memory(SequencePipeline::page_layout(config, options, types, static_cast<int64_t>(s.ids.size())),
+                           memory_options);
   SequencePipeline pipeline(&parameters, options, &memory);
 
   Results results;
-  const int64_t num_labels = static_cast<int64_t>(s.labels.size()) -
-                             std::count(s.labels.begin(), s.labels.end(), data::kIgnoredLabel);
+  const int64_t num_labels =
+      static_cast<int64_t>(s.labels.size()) - std::count(s.labels.begin(), s.labels.end(), data::kIgnoredLabel);
   const double scale = num_labels > 0 ? 1.0 / static_cast<double>(num_labels) : 0.0;
   const SequenceLoss trained = pipeline.train(s.ids, s.labels, scale);
   if (trained.num_labels != num_labels) throw std::logic_error("labels miscounted");

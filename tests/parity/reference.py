@@ -29,7 +29,8 @@ torch.set_num_threads(1)
 
 
 # --- models and sequences ---------------------------------------------------------------------------------------------
-def make_model(seed, heads, kv_heads, hidden, intermediate=22, head_dim=None, layers=2, vocab=29, tied=False, theta=1e4):
+def make_model(seed, heads, kv_heads, hidden, intermediate=22, head_dim=None, layers=2, vocab=29, tied=False,
+               theta=1e4):
     """Every parameter random, norms and biases too, so that no term of the mathematics can hide."""
     sizes = dict(hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers, vocab_size=vocab,
                  num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=tied,
@@ -149,9 +150,9 @@ def attention_entropies(model, ids):
 
 
 def score_response(model, ids, labels, unit, seeds):
-    """How much every quantity of a lifted model moves, at worst over `seeds`, when each attention score q_i . k_j / sqrt(D)
-    gets an independent error of standard deviation `unit` * |q_i| |k_j| / sqrt(D). With the unit roundoff of a format,
-    that is what keeping q and k in that format costs, however exact everything else is."""
+    """How much every quantity of a lifted model moves, at worst over random draws from `seeds`, when each attention
+    score q_i . k_j / sqrt(D) gets an independent error of standard deviation `unit` * |q_i| |k_j| / sqrt(D). With the
+    unit roundoff of a format, that is what keeping q and k in that format costs, however exact everything else is."""
     exact = run_model(model, ids, labels)
     worst = {}
     for seed in seeds:

@@ -16,15 +16,22 @@ DUMP = sys.argv[1]
 
 # Heads, shape of the model, folder form, and the cuts (N, C, P) it runs with. All N are odd or prime but the smallest.
 MODELS = {
-    "gqa 4/2, head_dim given": (dict(heads=4, kv_heads=2, hidden=20, head_dim=6), "single", [(2, 8, 4), (61, 16, 4), (83, 8, 8)]),
-    "gqa 6/1, untied, shards": (dict(heads=6, kv_heads=1, hidden=24, vocab=31), "shards", [(37, 12, 3), (97, 24, 4), (5, 16, 4)]),
-    "gqa 7/7, tied": (dict(heads=7, kv_heads=7, hidden=28, tied=True), "single", [(53, 7, 7), (67, 64, 16), (17, 8, 4)]),
-    "gqa 4/2, tied, shards": (dict(heads=4, kv_heads=2, hidden=16, tied=True, layers=3), "shards", [(41, 8, 2), (97, 16, 16), (9, 8, 4)]),
-    "gqa 14/2, theta 1e6": (dict(heads=14, kv_heads=2, hidden=56, head_dim=8, theta=1e6), "single", [(73, 16, 8), (33, 32, 4)]),
-    "gqa 3/1, head_dim 2, one layer": (dict(heads=3, kv_heads=1, hidden=11, head_dim=2, layers=1, vocab=7), "single", [(89, 16, 1), (31, 5, 5)]),
+    "gqa 4/2, head_dim given": (
+        dict(heads=4, kv_heads=2, hidden=20, head_dim=6), "single", [(2, 8, 4), (61, 16, 4), (83, 8, 8)]),
+    "gqa 6/1, shards": (
+        dict(heads=6, kv_heads=1, hidden=24, vocab=31), "shards", [(37, 12, 3), (97, 24, 4), (5, 16, 4)]),
+    "gqa 7/7, tied": (
+        dict(heads=7, kv_heads=7, hidden=28, tied=True), "single", [(53, 7, 7), (67, 64, 16), (17, 8, 4)]),
+    "gqa 4/2, tied, shards, 3 layers": (
+        dict(heads=4, kv_heads=2, hidden=16, tied=True, layers=3), "shards", [(41, 8, 2), (97, 16, 16), (9, 8, 4)]),
+    "gqa 14/2, theta 1e6": (
+        dict(heads=14, kv_heads=2, hidden=56, head_dim=8, theta=1e6), "single", [(73, 16, 8), (33, 32, 4)]),
+    "gqa 3/1, head_dim 2, one layer": (
+        dict(heads=3, kv_heads=1, hidden=11, head_dim=2, layers=1, vocab=7), "single", [(89, 16, 1), (31, 5, 5)]),
 }
 FP32 = 1e-5
 FP64 = 1e-12
+WIDTHS = (15, 9, 9, 10, 9, 9)
 
 
 class Gradients(unittest.TestCase):
@@ -36,7 +43,8 @@ class Gradients(unittest.TestCase):
         self.folder.cleanup()
 
     def test_random_models(self):
-        print(f"\n{'model':32} {'N':>4} {'C':>3} {'P':>3}   fp32: loss    logits   gradient   fp64: loss  logits   gradient")
+        print(f"\n{'model':32} {'N':>4} {'C':>3} {'P':>3} {'fp32: loss':>15} {'logits':>9} {'gradient':>9} "
+              f"{'fp64: loss':>10} {'logits':>9} {'gradient':>9}")
         for seed, (name, (shape, form, cuts)) in enumerate(MODELS.items(), start=1):
             model = ref.make_model(seed, **shape)
             folder = self.work / str(seed)
@@ -56,16 +64,18 @@ class Gradients(unittest.TestCase):
                 single = ref.check(single, theirs, FP32, what, zeros)
                 ours = ref.run_dump(DUMP, folder, self.work, ids, labels, compute="fp64", **cut)
                 fine = ref.check(ours, exact, FP64, f"{what}, fp64", zeros)
-                print(f"{name:32} {n:4} {chunk:3} {page:3}      ", *(f"{v:9.2e}" for v in (*single, *fine)))
+                print(f"{name:32} {n:4} {chunk:3} {page:3}", *(f"{v:{w}.2e}" for v, w in zip((*single, *fine), WIDTHS)))
 
     def test_key_bias_of_norm_900(self):
         """As Qwen2.5 has them. With scores like a trained model's, fp32 keeps to 1e-5; with saturated ones it cannot.
 
         A score q . k / sqrt(D) computed with unit roundoff u is off by up to (D + 3) u |q| |k| / sqrt(D): D for the sum
-        of D products, 1 each for rounding q, k and the log-sum-exp that is subtracted. So what may differ is D + 3 times
-        what one u in every score moves, where that is more than the plain tolerance.
+        of D products, 1 each for rounding q, k and the log-sum-exp that is subtracted. What may differ is D + 3 times
+        what a random error of size u in every score moves (worst of five draws), where that is more than the plain
+        tolerance. The same rule with u of double precision bounds the fp64 run, which is the sharp test here.
         """
-        print(f"\n{'D':>3} {'|q|':>5} {'entropy':>8}   worst of all quantities: fp32   its bound   transformers   fp64")
+        print(f"\n{'D':>3} {'|q|':>5} {'entropy':>8} {'worst of all quantities: fp32':>33} {'its bound':>11}"
+              f" {'transformers':>14} {'fp64':>9}")
         dims = itertools.product(((8, 1e4), (16, 1e6)), (0.01, 1.0))
         for seed, ((head_dim, theta), query_scale) in enumerate(dims, start=11):
             model = ref.make_model(seed, heads=4, kv_heads=2, hidden=20, head_dim=head_dim, theta=theta)
@@ -93,8 +103,8 @@ class Gradients(unittest.TestCase):
             worst = max(ref.check(single, exact, bounds, what))
             worst_fine = max(ref.check(fine, exact, fine_bounds, f"{what}, fp64"))
             theirs = max(ref.distances(ref.run_model(model, ids, labels), exact).values())
-            print(f"{head_dim:3} {query_scale:5} {entropy:8.2f} {worst:32.2e} {max(bounds.values()):11.2e} {theirs:14.2e}"
-                  f" {worst_fine:10.2e}")
+            print(f"{head_dim:3} {query_scale:5} {entropy:8.2f} {worst:33.2e} {max(bounds.values()):11.2e}"
+                  f" {theirs:14.2e} {worst_fine:9.2e}")
 
     def test_rope_on_16_tokens(self):
         """Half-split RoPE with the config's base: the logits equal, and another layout or base would be seen."""

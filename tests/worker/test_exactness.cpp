@@ -177,6 +177,20 @@ TEST(Exactness, TiersChangeNoBit) {
   }
 }
 
+TEST(Exactness, KeptActivationsChangeNoBit) {
+  for (PipelineOptions options : {options_of(16, 4, 4), sparse_of(16, 4, 4, 2)}) {
+    double reference_loss = 0;
+    const auto reference = gradients_of(options, 83, 0, &reference_loss);
+    for (const int64_t kept : {0, 2, 5, 6, 100}) {
+      options.kept_chunks = kept;
+      double loss = 0;
+      const auto grads = gradients_of(options, 83, 0, &loss);
+      EXPECT_EQ(loss, reference_loss);
+      for (size_t i = 0; i < grads.size(); ++i) EXPECT_TRUE(at::equal(grads[i], reference[i])) << kept << ", " << i;
+    }
+  }
+}
+
 TEST(Exactness, FiniteDifferences) {
   const auto options = sparse_of(16, 4, 4, 2);
   const auto ids = random_ids(53, 13, 3);

@@ -7,7 +7,13 @@ namespace oomb::attention {
 
 namespace {
 
-bool use_cudnn(const at::Tensor& q) { return q.is_cuda() && q.scalar_type() == at::kBFloat16; }
+enum class Implementation : uint8_t { math, flash_cpu, cudnn };
+
+Implementation implementation_of(const at::Tensor& q) {
+  if (q.is_cuda() && q.scalar_type() == at::kBFloat16) return Implementation::cudnn;
+  if (q.is_cpu() && q.scalar_type() == at::kFloat) return Implementation::flash_cpu;
+  return Implementation::math;
+}
 
 // [Hkv, C, G, D] as batch Hkv, heads G, tokens C: strides only, no copy.
 at::Tensor group_as_heads(const at::Tensor& x) { return x.transpose(1, 2); }
@@ -32,6 +38,42 @@ PartialGradient cudnn_backward(const MergedRows& rows, const at::Tensor& q, cons
   return {dq, dk, dv};
 }
 
+PartialOutput flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double scale) {
+  auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, causal,
+                                                                  /*attn_mask=*/std::nullopt, scale);
+  return {o, lse};
+}
+
+PartialGradient flash_backward(const MergedRows& rows, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               bool causal, double scale) {
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      rows.d_o, q, k, v, rows.o, rows.lse, /*dropout_p=*/0.0, causal, /*attn_mask=*/std::nullopt, scale);
+  return {dq, dk, dv};
+}
+
+PartialOutput library_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                              double scale) {
+  return implementation_of(q) == Implementation::cudnn ? cudnn_forward(q, k, v, causal, scale)
+                                                       : flash_forward(q, k, v, causal, scale);
+}
+
+PartialGradient library_backward(const MergedRows& rows, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 bool causal, double scale) {
+  return implementation_of(q) == Implementation::cudnn ? cudnn_backward(rows, q, k, v, causal, scale)
+                                                       : flash_backward(rows, q, k, v, causal, scale);
+}
+
+// A KV head as the keys of its whole group. cuDNN does that itself; the CPU operator wants one key head per query head.
+at::Tensor keys_for_group(const at::Tensor& k, const at::Tensor& q) {
+  const at::Tensor heads = group_as_heads(k);
+  return implementation_of(q) == Implementation::cudnn ? heads : heads.expand({-1, q.size(2), -1, -1});
+}
+
+// Its transpose, back in the layout of k [Hkv, C, 1, D].
+at::Tensor sum_over_group(const at::Tensor& dk) {
+  return (dk.size(1) == 1 ? dk : dk.sum(1, /*keepdim=*/true)).transpose(1, 2).contiguous();
+}
+
 // [Hkv, C, G(, D)] -> [1, Hkv, C * G(, D)]
 at::Tensor rows_of(const at::Tensor& x) {
   return (x.dim() == 4 ? x.view({x.size(0), -1, x.size(3)}) : x.view({x.size(0), -1})).unsqueeze(0);
@@ -41,42 +83,46 @@ at::Tensor rows_of(const at::Tensor& x) {
 
 MergedRows merged_rows(const at::Tensor& d_o, const at::Tensor& o, const at::Tensor& lse) {
   MergedRows rows{d_o, o, lse, {}};
-  if (!use_cudnn(o)) rows.delta = (d_o.to(lse.scalar_type()) * o.to(lse.scalar_type())).sum(-1);
+  if (implementation_of(o) == Implementation::math) {
+    rows.delta = (d_o.to(lse.scalar_type()) * o.to(lse.scalar_type())).sum(-1);
+  }
   return rows;
 }
 
 PartialOutput attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
-  return use_cudnn(q) ? cudnn_forward(q, k, v, /*causal=*/false, scale) : attend_dense(q, k, v, scale);
+  if (implementation_of(q) == Implementation::math) return attend_dense(q, k, v, scale);
+  return library_forward(q, k, v, /*causal=*/false, scale);
 }
 
 PartialGradient attend_backward(const MergedRows& rows, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 double scale) {
-  if (use_cudnn(q)) return cudnn_backward(rows, q, k, v, /*causal=*/false, scale);
-  return attend_dense_backward(rows.d_o, q, k, v, rows.lse, rows.delta, scale);
+  if (implementation_of(q) == Implementation::math) {
+    return attend_dense_backward(rows.d_o, q, k, v, rows.lse, rows.delta, scale);
+  }
+  return library_backward(rows, q, k, v, /*causal=*/false, scale);
 }
 
 PartialOutput attend_own_chunk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
-  const int64_t group = q.size(2);
-  if (use_cudnn(q)) {
-    PartialOutput out = cudnn_forward(group_as_heads(q), group_as_heads(k), group_as_heads(v), /*causal=*/true, scale);
-    return {out.o.transpose(1, 2).contiguous(), out.lse.transpose(1, 2).contiguous()};
+  if (implementation_of(q) == Implementation::math) {
+    PartialOutput out = attend_causal(rows_of(q), rows_of(k), rows_of(v), q.size(2), scale);
+    return {out.o.view(q.sizes()), out.lse.view({q.size(0), q.size(1), q.size(2)})};
   }
-  PartialOutput out = attend_causal(rows_of(q), rows_of(k), rows_of(v), group, scale);
-  return {out.o.view(q.sizes()), out.lse.view({q.size(0), q.size(1), group})};
+  PartialOutput out =
+      library_forward(group_as_heads(q), keys_for_group(k, q), keys_for_group(v, q), /*causal=*/true, scale);
+  return {out.o.transpose(1, 2).contiguous(), out.lse.transpose(1, 2).contiguous()};
 }
 
 PartialGradient attend_own_chunk_backward(const MergedRows& rows, const at::Tensor& q, const at::Tensor& k,
                                           const at::Tensor& v, double scale) {
-  if (use_cudnn(q)) {
-    const MergedRows heads{group_as_heads(rows.d_o), group_as_heads(rows.o), rows.lse.transpose(1, 2).contiguous(), {}};
-    PartialGradient out =
-        cudnn_backward(heads, group_as_heads(q), group_as_heads(k), group_as_heads(v), /*causal=*/true, scale);
-    return {out.dq.transpose(1, 2).contiguous(), out.dk.transpose(1, 2).contiguous(),
-            out.dv.transpose(1, 2).contiguous()};
+  if (implementation_of(q) == Implementation::math) {
+    PartialGradient out = attend_causal_backward(rows_of(rows.d_o), rows_of(q), rows_of(k), rows_of(v),
+                                                 rows_of(rows.lse), rows_of(rows.delta), q.size(2), scale);
+    return {out.dq.view(q.sizes()), out.dk.view(k.sizes()), out.dv.view(v.sizes())};
   }
-  PartialGradient out = attend_causal_backward(rows_of(rows.d_o), rows_of(q), rows_of(k), rows_of(v), rows_of(rows.lse),
-                                               rows_of(rows.delta), q.size(2), scale);
-  return {out.dq.view(q.sizes()), out.dk.view(k.sizes()), out.dv.view(v.sizes())};
+  const MergedRows heads{group_as_heads(rows.d_o), group_as_heads(rows.o), rows.lse.transpose(1, 2).contiguous(), {}};
+  PartialGradient out =
+      library_backward(heads, group_as_heads(q), keys_for_group(k, q), keys_for_group(v, q), /*causal=*/true, scale);
+  return {out.dq.transpose(1, 2).contiguous(), sum_over_group(out.dk), sum_over_group(out.dv)};
 }
 
 }  // namespace oomb::attention

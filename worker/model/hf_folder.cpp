@@ -70,17 +70,18 @@ void read_tensor(const checkpoint::TensorView& view, const std::string& where, a
   destination.copy_(host);
 }
 
-// The one tensor of a tied embedding and head: either name may be missing. Both are fine if they are equal, as older
-// tools write them; otherwise transformers would not tie them, and the model is not what its config says.
-const checkpoint::TensorView* tied_tensor(const checkpoint::HfWeights& weights) {
+// The name under which a tied embedding and head are stored: either may be missing. Both are fine if they are equal, as
+// older tools write them; if not, transformers would not tie them, and the model is not what its config says.
+const char* tied_name(const checkpoint::HfWeights& weights) {
   const checkpoint::TensorView *embedding = weights.find(kEmbedding), *head = weights.find(kHead);
-  if (embedding == nullptr || head == nullptr) return embedding != nullptr ? embedding : head;
+  if (embedding == nullptr && head != nullptr) return kHead;
+  if (embedding == nullptr || head == nullptr) return kEmbedding;
   if (embedding->dtype != head->dtype || embedding->shape != head->shape ||
-      !std::equal(embedding->bytes.begin(), embedding->bytes.end(), head->bytes.begin(), head->bytes.end())) {
+      std::memcmp(embedding->bytes.data(), head->bytes.data(), head->bytes.size()) != 0) {
     throw InputError(weights.file_of(kHead) + ": tensor " + kHead + " differs from " + kEmbedding +
                      ", but the model's config ties them; remove it, or set tie_word_embeddings to false there");
   }
-  return embedding;
+  return kEmbedding;
 }
 
 struct Entry {
@@ -133,12 +134,11 @@ checkpoint::TensorSource source_of(const std::vector<Entry>& entries) {
 void load_hf_weights(Parameters& parameters, const std::string& path, const WarnLine& warn) {
   const checkpoint::HfWeights weights(path);
   const bool tied = parameters.config().tie_word_embeddings;
-  const checkpoint::TensorView* shared = tied ? tied_tensor(weights) : nullptr;
+  const std::string embedding = tied ? tied_name(weights) : kEmbedding;
   std::set<const checkpoint::TensorView*> used;
   if (tied) used.insert(weights.find(kHead));
-  parameters.load([&](const std::string& stored_name, at::Tensor& destination) {
-    const bool from_head = shared != nullptr && stored_name == kEmbedding && weights.find(kEmbedding) == nullptr;
-    const std::string name = from_head ? kHead : stored_name;
+  parameters.load([&](const std::string& hf_name, at::Tensor& destination) {
+    const std::string& name = hf_name == kEmbedding ? embedding : hf_name;
     const checkpoint::TensorView& view = weights.at(name);
     used.insert(&view);
     read_tensor(view, weights.file_of(name) + ": tensor " + name, destination);

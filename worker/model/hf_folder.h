@@ -14,6 +14,7 @@ using WarnLine = std::function<void(const std::string&)>;
 
 /// Loads weights from a folder or .safetensors file. Throws InputError naming file and tensor: missing, wrong shape, a
 /// type that is no float, or values that are not finite. Reports through `warn` tensors that the model does not use.
+/// Tied weights may be stored as the embedding, as lm_head or as both; two that differ are an InputError.
 void load_hf_weights(Parameters& parameters, const std::string& path, const WarnLine& warn);
 
 /// Writes config.json and the weights, in the compute dtype, as transformers loads them. A tied head is not written

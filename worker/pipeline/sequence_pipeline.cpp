@@ -24,7 +24,7 @@ struct SequencePipeline::Sequence {
 
 struct SequencePipeline::ChunkForward {
   RopeTables rope;
-  std::vector<LayerActivations> layers;  // kept only for Pass::keep_activations
+  std::vector<LayerActivations> layers;  // kept for fill_and_keep and recompute
   at::Tensor x, hidden, inv_rms;         // final stream, its norm
 };
 
@@ -48,6 +48,14 @@ pages::PageLayout SequencePipeline::page_layout(const model::ModelConfig& config
   layout.kv_slot_bytes = shape.slot_elements() * static_cast<int64_t>(c10::elementSize(types.compute));
   layout.gradient_slot_bytes = shape.slot_elements() * static_cast<int64_t>(c10::elementSize(options.gradient_dtype));
   return layout;
+}
+
+int64_t SequencePipeline::activation_bytes(const model::ModelConfig& c, const PipelineOptions& options,
+                                           const TensorTypes& types) {
+  // x1, norm1, x2, norm2; q, k, v, attention output; gate_up. Row statistics are small beside them.
+  const int64_t per_token =
+      4 * c.hidden_size + 2 * (c.num_heads + c.num_kv_heads) * c.head_dim + 2 * c.intermediate_size;
+  return options.chunk_tokens * c.num_layers * per_token * static_cast<int64_t>(c10::elementSize(types.compute));
 }
 
 // Weights change from step to step, so the key-bias terms of the page means are formed anew for each sequence.
@@ -143,7 +151,7 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
                               {config.num_kv_heads, s.grid.page_tokens, config.head_dim},
                               options_.gradient_dtype};
     // In pass 2 the pages are there already; nobody reads those of a sequence's last chunk.
-    if (pass != Pass::keep_activations && !is_last_chunk) {
+    if (pass != Pass::recompute && !is_last_chunk) {
       attention::write_pages(a.qkv, past, first_page);
       at::Tensor& means = s.means[static_cast<size_t>(l)];
       if (means.size(1) > 0) {
@@ -159,7 +167,7 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
     a.attention = attention::attention_forward(a.qkv, past, scale);
     delta = layers_[static_cast<size_t>(l)].finish(a);
     x = a.x2;
-    if (pass == Pass::keep_activations) f.layers.push_back(std::move(a));
+    if (pass == Pass::fill_and_keep || pass == Pass::recompute) f.layers.push_back(std::move(a));
     if (pass == Pass::evaluate) selection = {};  // no backward will ask for it
   }
   if (pass == Pass::fill) return f;
@@ -230,14 +238,27 @@ SequenceLoss SequencePipeline::train(std::span<const int64_t> ids, std::span<con
   const auto phase = [&](const char* pass, int64_t chunk) {
     if (observer_.on_phase) observer_.on_phase(pass, chunk);
   };
-  for (int64_t chunk = 0; chunk + 1 < s.grid.num_chunks(); ++chunk) {
+  const int64_t num_chunks = s.grid.num_chunks();
+  const int64_t first_kept = std::max<int64_t>(num_chunks - std::max<int64_t>(options_.kept_chunks, 1), 0);
+  std::vector<ChunkForward> kept;
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     phase("pass 1", chunk);
-    forward(s, chunk, Pass::fill);
+    if (chunk < first_kept) {
+      forward(s, chunk, Pass::fill);
+    } else {
+      kept.push_back(forward(s, chunk, Pass::fill_and_keep));
+    }
   }
   at::Tensor loss_sum = at::zeros({}, types_.compute_options().dtype(at::kDouble));
-  for (int64_t chunk = s.grid.num_chunks() - 1; chunk >= 0; --chunk) {
+  for (int64_t chunk = num_chunks - 1; chunk >= 0; --chunk) {
     phase("pass 2", chunk);
-    ChunkForward f = forward(s, chunk, Pass::keep_activations);
+    ChunkForward f;
+    if (chunk >= first_kept) {
+      f = std::move(kept.back());
+      kept.pop_back();
+    } else {
+      f = forward(s, chunk, Pass::recompute);
+    }
     const int64_t begin = s.grid.begin_of(chunk), tokens = s.grid.tokens_of(chunk);
     const at::Tensor chunk_labels =
         to_device(std::vector<int64_t>(labels.begin() + begin, labels.begin() + begin + tokens), types_.device);

@@ -2,12 +2,13 @@
 // chunks from last to first, recomputes each with its activations, and runs its backward.
 //
 //   pass 1   for chunk 0 .. S-2:  per layer  project -> pages, means -> select -> attend -> finish
-//            (of the last layer only q, K, V and the selection; the last chunk of a sequence is not needed here)
+//            (of the last layer only q, K, V and the selection)
 //   pass 2   for chunk S-1 .. 0:  forward again with the stored selection, loss, then per layer from the top
 //            finish^T -> attention^T (adds to past pages' gradient slots) -> own slots added to dK, dV -> project^T;
 //            the chunk's pages and gradient slots are freed
 //
-// With dense selection the gradients are those of full-sequence training.
+// The newest `kept_chunks` chunks keep their activations from pass 1 and are not computed again; the last one always
+// does. With dense selection the gradients are those of full-sequence training.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -32,6 +33,7 @@ struct PipelineOptions {
   attention::SelectionRule selection;
   at::ScalarType gradient_dtype = at::kFloat;  ///< of page gradient slots
   int64_t loss_row_tile = 1024;
+  int64_t kept_chunks = 1;  ///< newest chunks whose activations stay from their only forward; at least the last one
 };
 
 /// Sums over one sequence. Loss is the sum over labels, not the mean.
@@ -61,6 +63,9 @@ class SequencePipeline {
   /// Losses of the single tokens of a sequence, as evaluate() sees them: [N], 0 where the label is ignored.
   void set_observer(PipelineObserver observer) { observer_ = std::move(observer); }
 
+  /// Bytes of activations that one chunk keeps for its backward.
+  static int64_t activation_bytes(const model::ModelConfig& config, const PipelineOptions& options,
+                                  const TensorTypes& types);
   /// Layout of the pages that sequences of `num_tokens` need, for sizing a PageMemory.
   static pages::PageLayout page_layout(const model::ModelConfig& config, const PipelineOptions& options,
                                        const TensorTypes& types, int64_t num_tokens);
@@ -68,7 +73,8 @@ class SequencePipeline {
  private:
   struct Sequence;
   struct ChunkForward;
-  enum class Pass : uint8_t { fill, keep_activations, evaluate };
+  /// fill: pass 1. fill_and_keep: pass 1 of a chunk that pass 2 will not recompute. recompute: pass 2.
+  enum class Pass : uint8_t { fill, fill_and_keep, recompute, evaluate };
 
   Sequence begin_sequence(std::span<const int64_t> ids, std::span<const int64_t> labels) const;
   ChunkForward forward(Sequence& sequence, int64_t chunk, Pass pass) const;

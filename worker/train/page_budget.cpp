@@ -20,14 +20,11 @@ std::string size_text(int64_t bytes) {
   return text.str();
 }
 
-// Activations of one chunk, the logits tile and slack: what the GPU must keep free besides pages.
+// One chunk's activations, its temporaries, the logits tile and slack: what must stay free besides pages.
 int64_t working_bytes(const model::ModelConfig& m, const PipelineOptions& o, const TensorTypes& types) {
-  const int64_t element = static_cast<int64_t>(c10::elementSize(types.compute));
-  const int64_t qkv = (2 * m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
-  const int64_t per_token_layer = 4 * m.hidden_size + qkv + 2 * m.intermediate_size;
-  const int64_t activations = o.chunk_tokens * m.num_layers * per_token_layer * element;
   const int64_t logits = 3 * std::min(o.loss_row_tile, o.chunk_tokens) * m.vocab_size * 4;
-  return activations + logits + (int64_t{6} << 30);
+  const int64_t slack = types.device.is_cuda() ? int64_t{6} << 30 : int64_t{256} << 20;
+  return SequencePipeline::activation_bytes(m, o, types) + logits + slack;
 }
 
 }  // namespace
@@ -77,6 +74,19 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
                      "); shorten sequence.length to about " + std::to_string(std::max(fits, config.sequence.chunk)) +
                      " or raise the budgets");
   }
+  // What neither pages nor one chunk's work need goes to activations that are then not computed twice. The GPU's own
+  // memory decides there; on a CPU half of the rest is left to others.
+  const int64_t working = working_bytes(model, pipeline, types);
+  const int64_t left = gpu ? free_device_bytes(types.device) - working -
+                                 std::min(memory.fast_bytes, budget.home_bytes + budget.gradient_bytes)
+                           : (host_left - working - budget.home_bytes - budget.gradient_bytes) / 2;
+  const int64_t fitting = 1 + std::max<int64_t>(left, 0) / SequencePipeline::activation_bytes(model, pipeline, types);
+  budget.kept_chunks =
+      std::min(config.pipeline.kept_chunks > 0 ? config.pipeline.kept_chunks : fitting, grid.num_chunks());
+  budget.lines.push_back("activations: " + size_text(SequencePipeline::activation_bytes(model, pipeline, types)) +
+                         " per chunk; " + std::to_string(budget.kept_chunks) + " of " +
+                         std::to_string(grid.num_chunks()) +
+                         " chunks keep theirs, the others are computed again in pass 2");
   budget.lines.push_back("pages: homes " + size_text(budget.home_bytes) + ", gradient slots at most " +
                          size_text(budget.gradient_bytes) + "; budget: fast " + size_text(memory.fast_bytes) +
                          ", host " + size_text(memory.host_bytes));

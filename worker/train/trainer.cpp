@@ -209,8 +209,9 @@ void Trainer::open_data() {
 }
 
 void Trainer::make_pipeline() {
-  const PipelineOptions options = pipeline_options(config_, types_);
+  PipelineOptions options = pipeline_options(config_, types_);
   const PageBudget budget = plan_page_budget(config_, parameters_->config(), options, types_, mode_ == Mode::train);
+  options.kept_chunks = budget.kept_chunks;
   summary_.insert(summary_.end(), budget.lines.begin(), budget.lines.end());
   memory_ = std::make_unique<pages::PageMemory>(
       SequencePipeline::page_layout(parameters_->config(), options, types_, config_.sequence.length), budget.memory);
