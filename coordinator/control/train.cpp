@@ -11,6 +11,7 @@
 #include "coordinator/control/run_error.h"
 #include "coordinator/control/stop_signals.h"
 #include "coordinator/control/worker_session.h"
+#include "coordinator/status/loss_plot.h"
 #include "coordinator/status/metrics_file.h"
 #include "coordinator/status/reporter.h"
 #include "coordinator/status/run_folder.h"
@@ -54,6 +55,7 @@ class TrainingLoop {
       if (policy.due(done, Clock::now())) make_checkpoint(done, policy);
     }
     if (policy.pending(done)) make_checkpoint(done, policy);
+    draw_loss();
     session_.finish();
   }
 
@@ -82,6 +84,14 @@ class TrainingLoop {
     const std::int64_t every = config_.eval.every;
     if (every > 0 && (step % every == 0 || step == last) && stop_signal() == 0) add_evaluation(line, step);
     metrics.append(line);
+  }
+
+  void draw_loss() const {
+    const std::filesystem::path svg = config_.run.dir / "loss.svg";
+    const std::string title = config_.run.name + ": loss over steps, nats per token";
+    if (!status::write_loss_plot(config_.run.dir / "metrics.jsonl", svg, title)) {
+      reporter_.info("no plot of the loss: " + svg.string() + " could not be written");
+    }
   }
 
   void show_step(const ordered_json& line, std::int64_t step, std::int64_t last, double speed) {
