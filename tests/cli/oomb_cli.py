@@ -191,6 +191,7 @@ class CliTest(unittest.TestCase):
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="oomb-cli-"))
+        self.addCleanup(self.clean_up)  # runs after a setUp that failed, too
         self.launcher_may_leave_files = False  # mpirun, told to end twice, does not remove its session from TMPDIR
         self.tag = uuid.uuid4().hex
         self.shared_before = shared_memory()
@@ -200,7 +201,7 @@ class CliTest(unittest.TestCase):
         (self.folder / "text.txt").write_bytes(text_bytes(9001))
         self.write_run()
 
-    def tearDown(self):
+    def clean_up(self):
         try:
             self.expect_nothing_left()
         finally:

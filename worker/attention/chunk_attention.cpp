@@ -18,18 +18,30 @@ struct Block {
   int64_t page = 0, num_pages = 0;
 };
 
-// Scores of a block: enough to keep the device busy, little enough to stay in a CPU's cache or a fraction of a GPU.
-int64_t max_block_scores(const at::Tensor& q) { return q.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 21; }
+// Bounds of one block. Gathered keys and values should stay in a CPU's cache, or a fraction of a GPU's memory; scores
+// count only where the implementation stores them.
+struct BlockLimits {
+  int64_t gathered_bytes, scores;
+};
+BlockLimits limits_of(const at::Tensor& q) {
+  const int64_t no_limit = int64_t{1} << 50;
+  if (q.is_cuda()) return {int64_t{2} << 30, stores_scores(q) ? int64_t{1} << 28 : no_limit};
+  return {int64_t{16} << 20, stores_scores(q) ? int64_t{1} << 21 : no_limit};
+}
 
 std::vector<Block> blocks_of(const ChunkQkv& qkv, const PastPages& past) {
   const Selection& selection = *past.selection;
   std::vector<Block> blocks;
   if (selection.pages_per_tile == 0) return blocks;
   const int64_t num_tokens = qkv.q.size(1), heads = qkv.q.size(0) * qkv.q.size(2);
-  const int64_t limit = max_block_scores(qkv.q), full_tiles = num_tokens / selection.tile_tokens;
+  const BlockLimits limits = limits_of(qkv.q);
+  const int64_t full_tiles = num_tokens / selection.tile_tokens;
   const int64_t scores_per_page = heads * std::min(selection.tile_tokens, num_tokens) * past.shape.page_tokens;
-  const int64_t pages = std::clamp(limit / scores_per_page, int64_t{1}, selection.pages_per_tile);
-  const int64_t tiles = std::max(limit / (scores_per_page * pages), int64_t{1});
+  const int64_t bytes_per_page = past.shape.slot_elements() * qkv.q.element_size();
+  const int64_t tile_pages =
+      std::max(std::min(limits.scores / scores_per_page, limits.gathered_bytes / bytes_per_page), int64_t{1});
+  const int64_t pages = std::min(tile_pages, selection.pages_per_tile);
+  const int64_t tiles = std::max(tile_pages / pages, int64_t{1});
   for (int64_t page = 0; page < selection.pages_per_tile; page += pages) {
     const int64_t num_pages = std::min(pages, selection.pages_per_tile - page);
     for (int64_t tile = 0; tile < full_tiles; tile += tiles) {

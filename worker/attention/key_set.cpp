@@ -81,6 +81,8 @@ at::Tensor rows_of(const at::Tensor& x) {
 
 }  // namespace
 
+bool stores_scores(const at::Tensor& q) { return implementation_of(q) == Implementation::math; }
+
 MergedRows merged_rows(const at::Tensor& d_o, const at::Tensor& o, const at::Tensor& lse) {
   MergedRows rows{d_o, o, lse, {}};
   if (implementation_of(o) == Implementation::math) {

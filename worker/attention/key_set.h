@@ -11,6 +11,9 @@
 
 namespace oomb::attention {
 
+/// Whether the implementation for q stores the scores of all rows and keys at once.
+bool stores_scores(const at::Tensor& q);
+
 /// What the backward of every key set needs of the merged output. Layout as q: [Hkv, C, G, D] or a block of it
 /// [tiles, Hkv, rows, D]; lse and delta without D.
 struct MergedRows {
