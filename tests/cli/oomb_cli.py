@@ -191,12 +191,12 @@ class CliTest(unittest.TestCase):
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="oomb-cli-"))
-        self.addCleanup(self.clean_up)  # runs after a setUp that failed, too
         self.launcher_may_leave_files = False  # mpirun, told to end twice, does not remove its session from TMPDIR
         self.tag = uuid.uuid4().hex
         self.shared_before = shared_memory()
         self.session_folder = self.folder / "tmp"  # where Open MPI puts its session
         self.session_folder.mkdir()
+        self.addCleanup(self.clean_up)  # runs after a setUp that failed, too
         self.write_model("model.json")
         (self.folder / "text.txt").write_bytes(text_bytes(9001))
         self.write_run()
