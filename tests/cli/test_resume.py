@@ -118,6 +118,11 @@ class Rules(CliTest):
     def test_another_number_format(self):
         self.expect_refused("optimizer.safetensors", "train.compute_dtype", settings=["train.compute_dtype=bf16"])
 
+    def test_fp32_from_a_bf16_checkpoint(self):
+        # Its weights are rounded and its masters would be left out.
+        self.train("train.compute_dtype=bf16", "train.stop_after=2", "run.dir=narrow")
+        self.expect_refused("trainer.json", "train.compute_dtype", "bf16", "fp32", settings=["run.dir=narrow"])
+
     def test_never_starts_anew(self):
         self.train()
         losses, made = self.losses(), self.checkpoint(4)

@@ -278,6 +278,7 @@ void Trainer::load_trainer_state(const std::string& folder) {
                        "checkpoint.resume: never");
     }
   };
+  must_agree("compute_dtype", "train.compute_dtype", to_string(config_.train.compute_dtype));
   must_agree("sequence_length", "sequence.length", config_.sequence.length);
   must_agree("sequences_per_step", "train.sequences_per_step", config_.train.sequences_per_step);
   must_agree("seed", "train.seed", config_.train.seed);
@@ -393,6 +394,7 @@ checkpoint::CheckpointInfo Trainer::save_checkpoint() {
                                 {"sequences_per_step", config_.train.sequences_per_step},
                                 {"sequences_per_epoch", training_->num_sequences()},
                                 {"sequence_length", config_.sequence.length},
+                                {"compute_dtype", to_string(config_.train.compute_dtype)},
                                 {"seed", config_.train.seed},
                                 {"shuffle", config_.data.shuffle}};
   checkpoint::write_text(*writer, kStateFile, state.dump(2) + "\n");
