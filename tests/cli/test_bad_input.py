@@ -9,7 +9,19 @@ import subprocess
 import tempfile
 
 import oomb_cli
-from oomb_cli import CliTest
+from oomb_cli import PROGRAM, CliTest
+
+
+class Launch(CliTest):
+    def test_slurm_task_that_mpi_does_not_see(self):
+        """srun without PMIx: every task would take itself for rank 0 of 1 and they would share one checkpoint."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_"))}
+        environment.update(SLURM_NTASKS="4", SLURM_STEP_ID="0")
+        worker = pathlib.Path(PROGRAM).parent / "oomb-worker"
+        result = subprocess.run([worker], env=environment, capture_output=True, text=True, timeout=60)
+        self.assertEqual(result.returncode, 2, result)
+        for needle in ("SLURM_NTASKS is 4", "MPI sees 1", "srun --mpi=pmix", "mpirun"):
+            self.assertIn(needle, result.stderr)
 
 
 class RunFile(CliTest):
