@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one go: builds for this machine's GPU, runs every op's CPU twin against its CUDA kernel, the
-# pipeline on the GPU against the double-precision oracle, and the kernel benchmark. Usage: tools/gpu-check.sh [BUILD_FOLDER]
+# pipeline on the GPU against the double-precision oracle. Usage: tools/gpu-check.sh [BUILD_FOLDER]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build-gpu}

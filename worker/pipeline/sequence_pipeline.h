@@ -60,7 +60,7 @@ class SequencePipeline {
   SequenceLoss train(std::span<const int64_t> ids, std::span<const int64_t> labels, double grad_scale);
   /// Loss only, one forward pass; selection is strictly causal (Votes::tokens_so_far) unless `as_trained`.
   SequenceLoss evaluate(std::span<const int64_t> ids, std::span<const int64_t> labels, bool as_trained = false);
-  /// Losses of the single tokens of a sequence, as evaluate() sees them: [N], 0 where the label is ignored.
+  /// Callbacks of the sequences that follow; an empty observer ends them.
   void set_observer(PipelineObserver observer) { observer_ = std::move(observer); }
 
   /// Bytes of activations that one chunk keeps for its backward.
