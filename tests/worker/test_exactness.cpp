@@ -181,12 +181,17 @@ TEST(Exactness, KeptActivationsChangeNoBit) {
   for (PipelineOptions options : {options_of(16, 4, 4), sparse_of(16, 4, 4, 2)}) {
     double reference_loss = 0;
     const auto reference = gradients_of(options, 83, 0, &reference_loss);
-    for (const int64_t kept : {0, 2, 5, 6, 100}) {
-      options.kept_chunks = kept;
-      double loss = 0;
-      const auto grads = gradients_of(options, 83, 0, &loss);
-      EXPECT_EQ(loss, reference_loss);
-      for (size_t i = 0; i < grads.size(); ++i) EXPECT_TRUE(at::equal(grads[i], reference[i])) << kept << ", " << i;
+    for (const KeptActivations level : kAllLevels) {
+      for (const auto& [kept, whole] : {std::pair<int64_t, int64_t>{0, 0}, {1, 0}, {2, 2}, {5, 1}, {6, 0}, {100, 3}}) {
+        options.activations = {level, whole, kept};
+        double loss = 0;
+        const auto grads = gradients_of(options, 83, 0, &loss);
+        EXPECT_EQ(loss, reference_loss);
+        for (size_t i = 0; i < grads.size(); ++i) {
+          EXPECT_TRUE(at::equal(grads[i], reference[i]))
+              << name_of(level) << ", " << kept << ", " << whole << ", " << i;
+        }
+      }
     }
   }
 }

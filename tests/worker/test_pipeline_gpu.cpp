@@ -111,6 +111,43 @@ std::vector<at::Tensor> gradients(const PipelineOptions& options, int64_t n, int
   return out;
 }
 
+// Deterministic algorithms for as long as it lives.
+class Deterministic {
+ public:
+  Deterministic() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false); }
+  ~Deterministic() { at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false); }
+  Deterministic(const Deterministic&) = delete;
+  Deterministic& operator=(const Deterministic&) = delete;
+};
+
+void expect_same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b, const std::string& what) {
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << what << ", tensor " << i;
+}
+
+TEST_F(GpuPipeline, DeterministicModeIsRight) {
+  const Deterministic mode;
+  for (const int64_t n : {1024, 1500}) {
+    const Errors e =
+        errors_of(wide_config(), options_of(512, 128, 128, -1, at::kFloat), at::kBFloat16, n, int64_t{1} << 30);
+    EXPECT_LE(e.loss, 1e-2);
+    EXPECT_LE(e.all, 3e-2);
+  }
+}
+
+TEST_F(GpuPipeline, DeterministicModeRepeatsEveryBit) {
+  const Deterministic mode;
+  for (const int64_t budget : {-1, 8}) {
+    PipelineOptions options = options_of(2048, 128, 128, budget, at::kFloat);
+    const auto first = gradients(options, 8192 + 77, int64_t{1} << 30);
+    expect_same_bits(gradients(options, 8192 + 77, int64_t{1} << 30), first, "again");
+    expect_same_bits(gradients(options, 8192 + 77, 0), first, "host tier");
+    for (const KeptActivations level : kAllLevels) {
+      options.activations = {level, 1, 3};
+      expect_same_bits(gradients(options, 8192 + 77, int64_t{1} << 30), first, name_of(level));
+    }
+  }
+}
+
 TEST_F(GpuPipeline, TiersAgree) {
   // In fp32 (no library attention) every bit; the host tier is read over the bus by the same kernels.
   const auto options = options_of(16, 4, 8, 2, at::kFloat);

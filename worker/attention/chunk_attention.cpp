@@ -1,12 +1,12 @@
 #include "worker/attention/chunk_attention.h"
 
 #include <algorithm>
-#include <map>
 #include <vector>
 
 #include "kernels/lse_merge.h"
 #include "worker/attention/key_set.h"
 #include "worker/tensor/glue.h"
+#include "worker/tensor/trace.h"
 
 namespace oomb::attention {
 
@@ -64,15 +64,17 @@ struct Gathered {
   at::Tensor k, v;  // [tiles, Hkv, pages * P, D]
 };
 
+// Addresses of a block's pages, int64 [num_tiles * num_pages]: looked up on the device, so that the host need not wait
+// for a selection before it enqueues what reads the pages.
+at::Tensor slots_of(const PastPages& past, const Block& block) {
+  if (past.selection->all_past) return past.home_addresses.narrow(0, block.page, block.num_pages);
+  const at::Tensor pages = past.selection->pages_on(past.home_addresses.device());
+  return past.home_addresses.index_select(
+      0, pages.narrow(0, block.tile, block.num_tiles).narrow(1, block.page, block.num_pages).flatten());
+}
+
 Gathered gather(const PastPages& past, const Block& block, const at::Tensor& like) {
-  std::vector<void*> addresses;
-  addresses.reserve(static_cast<size_t>(block.num_tiles * block.num_pages));
-  for (int64_t tile = block.tile; tile < block.tile + block.num_tiles; ++tile) {
-    for (int64_t j = block.page; j < block.page + block.num_pages; ++j) {
-      addresses.push_back(past.table->home(past.layer, past.selection->page(tile, j)));
-    }
-  }
-  const at::Tensor slots = addresses_to_device(addresses, like.device());
+  const at::Tensor slots = slots_of(past, block);
   Gathered out;
   out.k =
       at::empty({block.num_tiles, past.shape.kv_heads, block.num_pages * past.shape.page_tokens, past.shape.head_dim},
@@ -90,29 +92,52 @@ Gathered gather(const PastPages& past, const Block& block, const at::Tensor& lik
   return out;
 }
 
+// Which places of a block's gradient belong to which page: a counting sort, stable in the tile.
+struct Segments {
+  std::vector<int32_t> pages;    // distinct, ascending
+  std::vector<int64_t> begin;    // [pages + 1], into sources
+  std::vector<int32_t> sources;  // tile * num_pages + j
+};
+
+Segments segments_of(const PastPages& past, const Block& block, int64_t past_pages) {
+  std::vector<int64_t> next(static_cast<size_t>(past_pages) + 1, 0);
+  const auto for_each_place = [&](auto&& f) {
+    for (int64_t tile = 0; tile < block.num_tiles; ++tile) {
+      for (int64_t j = 0; j < block.num_pages; ++j) {
+        f(static_cast<size_t>(past.selection->page(block.tile + tile, block.page + j)), tile * block.num_pages + j);
+      }
+    }
+  };
+  for_each_place([&](size_t page, int64_t) { ++next[page + 1]; });
+  Segments out;
+  out.begin.push_back(0);
+  for (size_t page = 0; page + 1 < next.size(); ++page) {
+    if (next[page + 1] > 0) {
+      out.pages.push_back(static_cast<int32_t>(page));
+      out.begin.push_back(out.begin.back() + next[page + 1]);
+    }
+    next[page + 1] += next[page];
+  }
+  out.sources.resize(static_cast<size_t>(out.begin.back()));
+  for_each_place([&](size_t page, int64_t place) {
+    out.sources[static_cast<size_t>(next[page]++)] = static_cast<int32_t>(place);
+  });
+  return out;
+}
+
 // Adds a block's dK, dV to the gradient slots of its pages, each page's contributions in ascending tile order.
 void scatter(const PastPages& past, const Block& block, const PartialGradient& gradient) {
-  std::map<int32_t, std::vector<int32_t>> sources_of_page;
-  for (int64_t tile = 0; tile < block.num_tiles; ++tile) {
-    for (int64_t j = 0; j < block.num_pages; ++j) {
-      const auto page = static_cast<int32_t>(past.selection->page(block.tile + tile, block.page + j));
-      sources_of_page[page].push_back(static_cast<int32_t>(tile * block.num_pages + j));
-    }
-  }
-  std::vector<int64_t> begin = {0};
-  std::vector<int32_t> sources;
+  const Segments segments = segments_of(past, block, past.home_addresses.size(0));
   std::vector<void*> addresses;
   std::vector<uint8_t> first;
-  for (const auto& [page, places] : sources_of_page) {
+  for (const int32_t page : segments.pages) {
     bool is_first = false;
     addresses.push_back(past.table->gradient_for_adding(past.layer, page, &is_first));
     first.push_back(is_first ? 1 : 0);
-    sources.insert(sources.end(), places.begin(), places.end());
-    begin.push_back(static_cast<int64_t>(sources.size()));
   }
   const auto device = gradient.dk.device();
   const at::Tensor dk = gradient.dk.contiguous(), dv = gradient.dv.contiguous();
-  const at::Tensor begin_d = to_device(begin, device), sources_d = to_device(sources, device);
+  const at::Tensor begin_d = to_device(segments.begin, device), sources_d = to_device(segments.sources, device);
   const at::Tensor slots = addresses_to_device(addresses, device), first_d = to_device(first, device);
   kernels::PageScatter op;
   op.shape = past.shape;
@@ -160,6 +185,7 @@ int64_t pages_of(const ChunkQkv& qkv, const PastPages& past) {
 }  // namespace
 
 AttentionOutput attention_forward(const ChunkQkv& qkv, const PastPages& past, double scale) {
+  const TraceRange range("attention forward");
   const int64_t kv_heads = qkv.q.size(0), num_tokens = qkv.q.size(1), group = qkv.q.size(2), head_dim = qkv.q.size(3);
   PartialOutput own = attend_own_chunk(qkv.q, qkv.k, qkv.v, scale);
   AttentionOutput out;
@@ -194,6 +220,7 @@ AttentionOutput attention_forward(const ChunkQkv& qkv, const PastPages& past, do
 
 AttentionGradient attention_backward(const at::Tensor& d_o_rows, const ChunkQkv& qkv, const AttentionOutput& out,
                                      const PastPages& past, double scale) {
+  const TraceRange range("attention backward");
   const int64_t kv_heads = qkv.q.size(0), group = qkv.q.size(2), head_dim = qkv.q.size(3);
   const at::Tensor d_o = heads_from_rows(d_o_rows, 0, kv_heads, group, head_dim, nullptr);
   const at::Tensor o = heads_from_rows(out.o, 0, kv_heads, group, head_dim, nullptr);
@@ -224,6 +251,7 @@ void write_pages(const ChunkQkv& qkv, const PastPages& past, int64_t first_page)
   op.v = qkv.v.data_ptr();
   op.slots = static_cast<void* const*>(slots.data_ptr());
   check(kernels::page_write(queue_of(qkv.k), op), "page_write");
+  past.home_addresses.narrow(0, first_page, slots.numel()).copy_(slots);
 }
 
 void add_page_gradients(const PastPages& past, int64_t first_page, AttentionGradient& gradient) {

@@ -23,6 +23,7 @@ struct ChunkQkv {
 struct PastPages {
   const Selection* selection = nullptr;
   pages::PageTable* table = nullptr;
+  at::Tensor home_addresses;  ///< int64 [pages] on the worker's device: where each page of this layer can be read
   int64_t layer = 0;
   kernels::PageShape shape;
   at::ScalarType gradient_dtype = at::kFloat;  ///< of the gradient slots
@@ -42,7 +43,8 @@ struct AttentionGradient {
 AttentionGradient attention_backward(const at::Tensor& d_o, const ChunkQkv& qkv, const AttentionOutput& out,
                                      const PastPages& past, double scale);
 
-/// Writes a chunk's K and V into homes of pages [first_page, ...) of the layer.
+/// Writes a chunk's K and V into homes of pages [first_page, ...) of the layer, and their addresses into
+/// home_addresses.
 void write_pages(const ChunkQkv& qkv, const PastPages& past, int64_t first_page);
 /// Adds what later chunks contributed to this chunk's own pages to dk and dv.
 void add_page_gradients(const PastPages& past, int64_t first_page, AttentionGradient& gradient);

@@ -1,16 +1,20 @@
 #include "worker/attention/key_set.h"
 
 #include <optional>
+#include <stdexcept>
 #include <tuple>
 
 namespace oomb::attention {
 
 namespace {
 
-enum class Implementation : uint8_t { math, flash_cpu, cudnn };
+enum class Implementation : uint8_t { math, flash_cpu, flash_cuda, cudnn };
 
 Implementation implementation_of(const at::Tensor& q) {
-  if (q.is_cuda() && q.scalar_type() == at::kBFloat16) return Implementation::cudnn;
+  if (q.is_cuda() && q.scalar_type() == at::kBFloat16) {
+    // The bits of cuDNN's dQ differ from run to run.
+    return at::globalContext().deterministicAlgorithms() ? Implementation::flash_cuda : Implementation::cudnn;
+  }
   if (q.is_cpu() && q.scalar_type() == at::kFloat) return Implementation::flash_cpu;
   return Implementation::math;
 }
@@ -38,6 +42,28 @@ PartialGradient cudnn_backward(const MergedRows& rows, const at::Tensor& q, cons
   return {dq, dk, dv};
 }
 
+// The operator's layout is [batch, rows, heads, D]; ours [batch, heads, rows, D] as strides.
+at::Tensor rows_before_heads(const at::Tensor& x) { return x.transpose(1, 2); }
+
+PartialOutput flash_cuda_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                                 double scale) {
+  auto result = at::_flash_attention_forward(rows_before_heads(q), rows_before_heads(k), rows_before_heads(v),
+                                             /*cum_seq_q=*/std::nullopt, /*cum_seq_k=*/std::nullopt, q.size(2),
+                                             k.size(2), /*dropout_p=*/0.0, causal, /*return_debug_mask=*/false, scale);
+  return {rows_before_heads(std::get<0>(result)), std::get<1>(result)};
+}
+
+PartialGradient flash_cuda_backward(const MergedRows& rows, const at::Tensor& q, const at::Tensor& k,
+                                    const at::Tensor& v, bool causal, double scale) {
+  // Without dropout the generator state is not read, but the operator wants tensors for it.
+  const at::Tensor seed = at::zeros({2}, q.options().dtype(at::kLong)), offset = at::zeros({}, seed.options());
+  auto [dq, dk, dv] = at::_flash_attention_backward(
+      rows_before_heads(rows.d_o), rows_before_heads(q), rows_before_heads(k), rows_before_heads(v),
+      rows_before_heads(rows.o), rows.lse.contiguous(), /*cum_seq_q=*/at::Tensor(), /*cum_seq_k=*/at::Tensor(),
+      q.size(2), k.size(2), /*dropout_p=*/0.0, causal, seed, offset, scale);
+  return {rows_before_heads(dq), rows_before_heads(dk), rows_before_heads(dv)};
+}
+
 PartialOutput flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal, double scale) {
   auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, /*dropout_p=*/0.0, causal,
                                                                   /*attn_mask=*/std::nullopt, scale);
@@ -53,20 +79,39 @@ PartialGradient flash_backward(const MergedRows& rows, const at::Tensor& q, cons
 
 PartialOutput library_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                               double scale) {
-  return implementation_of(q) == Implementation::cudnn ? cudnn_forward(q, k, v, causal, scale)
-                                                       : flash_forward(q, k, v, causal, scale);
+  switch (implementation_of(q)) {
+    case Implementation::cudnn:
+      return cudnn_forward(q, k, v, causal, scale);
+    case Implementation::flash_cuda:
+      return flash_cuda_forward(q, k, v, causal, scale);
+    case Implementation::flash_cpu:
+      return flash_forward(q, k, v, causal, scale);
+    case Implementation::math:
+      break;
+  }
+  throw std::logic_error("attention: no library implementation for these tensors");
 }
 
 PartialGradient library_backward(const MergedRows& rows, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  bool causal, double scale) {
-  return implementation_of(q) == Implementation::cudnn ? cudnn_backward(rows, q, k, v, causal, scale)
-                                                       : flash_backward(rows, q, k, v, causal, scale);
+  switch (implementation_of(q)) {
+    case Implementation::cudnn:
+      return cudnn_backward(rows, q, k, v, causal, scale);
+    case Implementation::flash_cuda:
+      return flash_cuda_backward(rows, q, k, v, causal, scale);
+    case Implementation::flash_cpu:
+      return flash_backward(rows, q, k, v, causal, scale);
+    case Implementation::math:
+      break;
+  }
+  throw std::logic_error("attention: no library implementation for these tensors");
 }
 
-// A KV head as the keys of its whole group. cuDNN does that itself; the CPU operator wants one key head per query head.
+// A KV head as the keys of its whole group. The GPU's operators do that themselves; the CPU's wants one key head per
+// query head.
 at::Tensor keys_for_group(const at::Tensor& k, const at::Tensor& q) {
   const at::Tensor heads = group_as_heads(k);
-  return implementation_of(q) == Implementation::cudnn ? heads : heads.expand({-1, q.size(2), -1, -1});
+  return q.is_cuda() ? heads : heads.expand({-1, q.size(2), -1, -1});
 }
 
 // Its transpose, back in the layout of k [Hkv, C, 1, D].

@@ -1,6 +1,7 @@
 // Attention of query rows over one contiguous key set: the choice of implementation.
 //
-// For bf16 on a GPU LibTorch's cuDNN attention, for f32 on a CPU its fused CPU attention, else dense_math.h. Key sets
+// For bf16 on a GPU LibTorch's cuDNN attention (in deterministic mode its flash attention), for f32 on a CPU its fused
+// CPU attention, else dense_math.h. Key sets
 // are computed apart and merged; with the merged log-sum-exp in the backward pass their gradients are independent and
 // exact.
 #pragma once

@@ -1,7 +1,6 @@
 #include "worker/attention/selection.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/page_select.h"
 
@@ -76,24 +75,18 @@ at::Tensor votes_so_far(const at::Tensor& token_votes, int64_t tile_tokens) {
   return sums;
 }
 
-std::vector<int32_t> to_host(const at::Tensor& pages) {
-  const at::Tensor host = pages.cpu().contiguous();
-  const auto* data = host.data_ptr<int32_t>();
-  return {data, data + host.numel()};
-}
-
 Selection choose_per_tile(const SelectionRule& rule, const SelectionInputs& in) {
   Selection out;
   const at::Tensor votes = votes_of(rule, in, rule.query_tile);
   out.tile_tokens = rule.query_tile;
   out.num_tiles = votes.size(0);
   out.pages_per_tile = rule.budget_pages;
-  out.pages = to_host(top_pages(rule, votes, rule.budget_pages, chunk_candidates(rule, votes)));
+  out.pages = top_pages(rule, votes, rule.budget_pages, chunk_candidates(rule, votes));
   if (rule.votes == Votes::previous_tile) {
     // Rows move down by one tile; the first tile, which has no votes before it, takes the newest pages.
-    const auto budget = static_cast<std::ptrdiff_t>(rule.budget_pages);
-    std::move_backward(out.pages.begin(), out.pages.end() - budget, out.pages.end());
-    std::iota(out.pages.begin(), out.pages.begin() + budget, static_cast<int32_t>(votes.size(1) - rule.budget_pages));
+    const int64_t past = votes.size(1);
+    const at::Tensor newest = at::arange(past - rule.budget_pages, past, out.pages.options()).unsqueeze(0);
+    out.pages = at::cat({newest, out.pages.narrow(0, 0, out.num_tiles - 1)});
   }
   return out;
 }
@@ -106,19 +99,29 @@ Selection choose_per_token(const SelectionRule& rule, const SelectionInputs& in)
   out.num_tiles = token_votes.size(0);
   const at::Tensor tile_votes = votes_so_far(token_votes, rule.query_tile);
   if (rule.chunk_pages == 0 || token_votes.size(1) <= rule.chunk_pages) {
-    out.pages = to_host(top_pages(rule, tile_votes, rule.budget_pages, {}));
+    out.pages = top_pages(rule, tile_votes, rule.budget_pages, {});
     return out;
   }
   // Two levels: every token has candidates of its own, from the votes of its chunk so far.
   const at::Tensor candidates = top_pages(rule, token_votes.cumsum(0), rule.chunk_pages, {});
+  std::vector<at::Tensor> rows;
   for (int64_t i = 0; i < out.num_tiles; ++i) {
-    const auto row = to_host(top_pages(rule, tile_votes.narrow(0, i, 1), rule.budget_pages, candidates.select(0, i)));
-    out.pages.insert(out.pages.end(), row.begin(), row.end());
+    rows.push_back(top_pages(rule, tile_votes.narrow(0, i, 1), rule.budget_pages, candidates.select(0, i)));
   }
+  out.pages = at::cat(rows);
   return out;
 }
 
 }  // namespace
+
+void Selection::keep_on_host(const at::Tensor& place) {
+  host = place.flatten().narrow(0, 0, pages.numel()).view(pages.sizes());
+  host.copy_(pages, /*non_blocking=*/true);
+}
+
+at::Tensor Selection::pages_on(const at::Device& device) const {
+  return pages.defined() ? pages : host.to(device, /*non_blocking=*/true);
+}
 
 Selection select_pages(const SelectionRule& rule, const SelectionInputs& inputs) {
   const int64_t past_pages = inputs.means.size(0);

@@ -35,13 +35,20 @@ struct Selection {
   int64_t tile_tokens = 0;
   int64_t num_tiles = 0;
   int64_t pages_per_tile = 0;
-  bool all_past = false;       ///< every past page, one tile: `pages` is empty
-  std::vector<int32_t> pages;  ///< [num_tiles, pages_per_tile], ascending in each tile
+  bool all_past = false;  ///< every past page, one tile: the tensors are undefined
+  at::Tensor pages;       ///< int32 [num_tiles, pages_per_tile], ascending in each tile, on the worker's device
+  at::Tensor host;        ///< the same in (pinned) host memory, where it stays until pass 2; see keep_on_host
 
-  /// Page j of tile t.
+  /// Page j of tile t. Reads `host`: the stream that fills it must have come that far.
   int64_t page(int64_t tile, int64_t j) const {
-    return all_past ? j : pages[static_cast<size_t>(tile * pages_per_tile + j)];
+    return all_past ? j : host.const_data_ptr<int32_t>()[tile * pages_per_tile + j];
   }
+  /// Starts the copy of `pages` into `place` (int32, host, at least as large), without waiting for it.
+  void keep_on_host(const at::Tensor& place);
+  /// Drops the device's copy: with one per chunk and layer, device memory would grow with the length.
+  void drop_device_copy() { pages.reset(); }
+  /// `pages`, or a new copy of `host` on `device`.
+  at::Tensor pages_on(const at::Device& device) const;
 };
 
 /// Inputs of a choice for one chunk and layer.

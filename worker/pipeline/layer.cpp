@@ -7,6 +7,10 @@ void Layer::project(const at::Tensor& x, const at::Tensor& delta, const RopeTabl
   a.x1 = norm.sum;
   a.norm1 = norm.y;
   a.inv_rms1 = norm.inv_rms;
+  project_heads(rope, a);
+}
+
+void Layer::project_heads(const RopeTables& rope, LayerActivations& a) const {
   const at::Tensor rows = linear_rows(a.norm1, parameters_.qkv->weight, parameters_.qkv_bias->weight);
   const int64_t group = config_.num_heads / config_.num_kv_heads, dim = config_.head_dim, kv = config_.num_kv_heads;
   const int64_t q_columns = config_.num_heads * dim, kv_columns = kv * dim;
@@ -16,13 +20,25 @@ void Layer::project(const at::Tensor& x, const at::Tensor& delta, const RopeTabl
 }
 
 at::Tensor Layer::finish(LayerActivations& a) const {
-  const at::Tensor projected = linear_rows(a.attention.o, parameters_.output->weight);
-  NormOutput norm = rms_norm(a.x1, projected, parameters_.post_norm->weight, config_.rms_norm_eps);
-  a.x2 = norm.sum;
-  a.norm2 = norm.y;
-  a.inv_rms2 = norm.inv_rms;
-  a.gate_up = linear_rows(a.norm2, parameters_.gate_up->weight);
+  restore_finish(a);
   return linear_rows(swiglu(a.gate_up), parameters_.down->weight);
+}
+
+void Layer::restore_projection(const RopeTables& rope, LayerActivations& a) const {
+  if (!a.norm1.defined()) a.norm1 = rms_norm(a.x1, {}, parameters_.input_norm->weight, config_.rms_norm_eps).y;
+  if (!a.qkv.q.defined()) project_heads(rope, a);
+}
+
+void Layer::restore_finish(LayerActivations& a) const {
+  if (!a.x2.defined()) {
+    const at::Tensor projected = linear_rows(a.attention.o, parameters_.output->weight);
+    const NormOutput norm = rms_norm(a.x1, projected, parameters_.post_norm->weight, config_.rms_norm_eps);
+    a.x2 = norm.sum;
+    a.norm2 = norm.y;
+    a.inv_rms2 = norm.inv_rms;
+  }
+  if (!a.norm2.defined()) a.norm2 = rms_norm(a.x2, {}, parameters_.post_norm->weight, config_.rms_norm_eps).y;
+  if (!a.gate_up.defined()) a.gate_up = linear_rows(a.norm2, parameters_.gate_up->weight);
 }
 
 Layer::FinishGradient Layer::finish_backward(const at::Tensor& d_out, const LayerActivations& a) const {

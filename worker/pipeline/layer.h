@@ -7,19 +7,10 @@
 
 #include <ATen/ATen.h>
 
-#include "worker/attention/chunk_attention.h"
 #include "worker/model/parameters.h"
+#include "worker/pipeline/activations.h"
 
 namespace oomb {
-
-/// What the backward of a layer needs. H hidden size, I intermediate size.
-struct LayerActivations {
-  at::Tensor x1, norm1, inv_rms1;  ///< residual stream before attention [C, H], its norm, acc [C]
-  attention::ChunkQkv qkv;
-  attention::AttentionOutput attention;
-  at::Tensor x2, norm2, inv_rms2;  ///< residual stream before the MLP
-  at::Tensor gate_up;              ///< [C, 2 I]
-};
 
 class Layer {
  public:
@@ -32,6 +23,11 @@ class Layer {
   /// Everything after attention; returns the MLP's output (the next layer's delta). The stream is then a.x2.
   at::Tensor finish(LayerActivations& a) const;
 
+  /// Compute again what `a` does not hold of project's outputs; with the same bits.
+  void restore_projection(const RopeTables& rope, LayerActivations& a) const;
+  /// The same for what finish_backward reads; a.attention must be there.
+  void restore_finish(LayerActivations& a) const;
+
   /// d_out: gradient of (a.x2 + delta). Adds to the MLP's and the output projection's gradients. `d_attention` [C, Hq
   /// D] is the gradient of the attention output, `d_x2` of the residual stream there.
   struct FinishGradient {
@@ -43,6 +39,8 @@ class Layer {
                               const RopeTables& rope, const LayerActivations& a) const;
 
  private:
+  void project_heads(const RopeTables& rope, LayerActivations& a) const;
+
   const model::ModelConfig& config_;
   const model::LayerParameters& parameters_;
 };

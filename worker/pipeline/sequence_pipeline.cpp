@@ -7,6 +7,7 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
 #include "worker/loss/head_loss.h"
+#include "worker/tensor/trace.h"
 
 namespace oomb {
 
@@ -19,13 +20,17 @@ struct SequencePipeline::Sequence {
   std::unique_ptr<pages::PageTable> table;
   std::vector<at::Tensor> means;                              // per layer, [pages, Hkv, D]
   RopeTables page_rope;                                       // of every page's first position
+  at::Tensor home_addresses;                                  // int64 [layers, pages] on the device
   std::vector<std::vector<attention::Selection>> selections;  // [chunk][layer], empty until chosen
+  at::Tensor selected;                                        // int32 [chunks, layers, tiles, B] in host memory
+
+  int64_t distance_of(int64_t chunk) const { return grid.num_chunks() - 1 - chunk; }
 };
 
 struct SequencePipeline::ChunkForward {
   RopeTables rope;
   std::vector<LayerActivations> layers;  // kept for fill_and_keep and recompute
-  at::Tensor x, hidden, inv_rms;         // final stream, its norm
+  at::Tensor x, hidden, inv_rms;         // final stream [C, H], its norm
 };
 
 SequencePipeline::SequencePipeline(model::Parameters* parameters, const PipelineOptions& options,
@@ -51,11 +56,10 @@ pages::PageLayout SequencePipeline::page_layout(const model::ModelConfig& config
 }
 
 int64_t SequencePipeline::activation_bytes(const model::ModelConfig& c, const PipelineOptions& options,
-                                           const TensorTypes& types) {
-  // x1, norm1, x2, norm2; q, k, v, attention output; gate_up. Row statistics are small beside them.
-  const int64_t per_token =
-      4 * c.hidden_size + 2 * (c.num_heads + c.num_kv_heads) * c.head_dim + 2 * c.intermediate_size;
-  return options.chunk_tokens * c.num_layers * per_token * static_cast<int64_t>(c10::elementSize(types.compute));
+                                           const TensorTypes& types, KeptActivations level) {
+  // Row statistics (lse, inverse rms) are small beside these; the final stream is one layer input more.
+  const int64_t per_token = c.num_layers * elements_per_token(c, level) + c.hidden_size;
+  return options.chunk_tokens * per_token * static_cast<int64_t>(c10::elementSize(types.compute));
 }
 
 // Weights change from step to step, so the key-bias terms of the page means are formed anew for each sequence.
@@ -95,6 +99,7 @@ SequencePipeline::Sequence SequencePipeline::begin_sequence(std::span<const int6
   s.table = std::make_unique<pages::PageTable>(page_layout(config, options_, types_, s.grid.num_tokens), memory_);
   s.selections.resize(static_cast<size_t>(s.grid.num_chunks()),
                       std::vector<attention::Selection>(static_cast<size_t>(config.num_layers)));
+  s.home_addresses = at::empty({config.num_layers, s.grid.num_pages()}, types_.index_options());
   const bool may_select = !s.rule.dense && s.rule.budget_pages > 0 && s.grid.num_pages() > s.rule.budget_pages;
   for (int64_t l = 0; l < config.num_layers; ++l) {
     // Dense attention reads no means; the rows still count the past pages.
@@ -104,6 +109,9 @@ SequencePipeline::Sequence SequencePipeline::begin_sequence(std::span<const int6
   if (may_select) {
     const at::Tensor first_positions = at::arange(s.grid.num_pages(), types_.index_options()) * s.grid.page_tokens;
     s.page_rope = rope_tables(first_positions, inv_freq_, types_.acc());
+    const int64_t tiles = (options_.chunk_tokens + s.rule.query_tile - 1) / s.rule.query_tile;
+    s.selected = at::empty({s.grid.num_chunks(), config.num_layers, tiles, s.rule.budget_pages},
+                           at::TensorOptions().dtype(at::kInt).pinned_memory(types_.device.is_cuda()));
   }
   return s;
 }
@@ -117,6 +125,16 @@ attention::Selection SequencePipeline::choose(Sequence& s, int64_t chunk, int64_
   in.bias_mean = key_bias_mean_[static_cast<size_t>(layer)];
   in.page_rope = s.page_rope;
   return attention::select_pages(s.rule, in);
+}
+
+attention::PastPages SequencePipeline::past_pages(Sequence& s, int64_t chunk, int64_t layer) const {
+  const model::ModelConfig& config = parameters_->config();
+  return {&s.selections[static_cast<size_t>(chunk)][static_cast<size_t>(layer)],
+          s.table.get(),
+          s.home_addresses[layer],
+          layer,
+          {config.num_kv_heads, s.grid.page_tokens, config.head_dim},
+          options_.gradient_dtype};
 }
 
 SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t chunk, Pass pass) const {
@@ -141,15 +159,14 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
   op.y = x.data_ptr();
   check(kernels::embedding_forward(queue_of(x), op), "embedding_forward");
 
+  const bool keep = pass == Pass::fill_and_keep || pass == Pass::recompute;
+  const KeptActivations level = options_.activations.level_of(s.distance_of(chunk));
   for (int64_t l = 0; l < config.num_layers; ++l) {
+    const TraceRange range("layer forward");
     LayerActivations a;
     layers_[static_cast<size_t>(l)].project(x, delta, f.rope, a);
     attention::Selection& selection = s.selections[static_cast<size_t>(chunk)][static_cast<size_t>(l)];
-    attention::PastPages past{&selection,
-                              s.table.get(),
-                              l,
-                              {config.num_kv_heads, s.grid.page_tokens, config.head_dim},
-                              options_.gradient_dtype};
+    const attention::PastPages past = past_pages(s, chunk, l);
     // In pass 2 the pages are there already; nobody reads those of a sequence's last chunk.
     if (pass != Pass::recompute && !is_last_chunk) {
       attention::write_pages(a.qkv, past, first_page);
@@ -161,20 +178,28 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
     }
     if (selection.num_tiles == 0) {
       selection = choose(s, chunk, l, a.qkv);
-      if (observer_.on_selection) observer_.on_selection(chunk, l, selection);
+      if (pass != Pass::evaluate && selection.pages.defined()) selection.keep_on_host(s.selected[chunk][l]);
+      if (observer_.on_selection) {
+        synchronise(types_.device);
+        observer_.on_selection(chunk, l, selection);
+      }
     }
     if (pass == Pass::fill && l + 1 == config.num_layers) break;
     a.attention = attention::attention_forward(a.qkv, past, scale);
+    selection.drop_device_copy();
     delta = layers_[static_cast<size_t>(l)].finish(a);
     x = a.x2;
-    if (pass == Pass::fill_and_keep || pass == Pass::recompute) f.layers.push_back(std::move(a));
+    if (keep) {
+      a.keep_only(level);
+      f.layers.push_back(std::move(a));
+    }
     if (pass == Pass::evaluate) selection = {};  // no backward will ask for it
   }
   if (pass == Pass::fill) return f;
   const NormOutput norm = rms_norm(x, delta, parameters_->final_norm().weight, config.rms_norm_eps);
   f.x = norm.sum;
-  f.hidden = norm.y;
   f.inv_rms = norm.inv_rms;
+  if (pass != Pass::fill_and_keep) f.hidden = norm.y;
   return f;
 }
 
@@ -186,11 +211,11 @@ void SequencePipeline::backward(Sequence& s, int64_t chunk, ChunkForward& f, con
   for (int64_t l = config.num_layers - 1; l >= 0; --l) {
     const Layer& layer = layers_[static_cast<size_t>(l)];
     LayerActivations& a = f.layers[static_cast<size_t>(l)];
-    const attention::PastPages past{&s.selections[static_cast<size_t>(chunk)][static_cast<size_t>(l)],
-                                    s.table.get(),
-                                    l,
-                                    {config.num_kv_heads, s.grid.page_tokens, config.head_dim},
-                                    options_.gradient_dtype};
+    const TraceRange range("layer backward");
+    const attention::PastPages past = past_pages(s, chunk, l);
+    layer.restore_projection(f.rope, a);
+    if (!a.attention.o.defined()) a.attention = attention::attention_forward(a.qkv, past, scale);
+    layer.restore_finish(a);
     const Layer::FinishGradient upper = layer.finish_backward(d_x, a);
     attention::AttentionGradient gradient =
         attention::attention_backward(upper.d_attention, a.qkv, a.attention, past, scale);
@@ -239,23 +264,27 @@ SequenceLoss SequencePipeline::train(std::span<const int64_t> ids, std::span<con
     if (observer_.on_phase) observer_.on_phase(pass, chunk);
   };
   const int64_t num_chunks = s.grid.num_chunks();
-  const int64_t first_kept = std::max<int64_t>(num_chunks - std::max<int64_t>(options_.kept_chunks, 1), 0);
+  const auto is_kept = [&](int64_t chunk) { return options_.activations.is_kept(s.distance_of(chunk)); };
   std::vector<ChunkForward> kept;
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     phase("pass 1", chunk);
-    if (chunk < first_kept) {
-      forward(s, chunk, Pass::fill);
-    } else {
+    const TraceRange range("pass 1: chunk");
+    if (is_kept(chunk)) {
       kept.push_back(forward(s, chunk, Pass::fill_and_keep));
+    } else {
+      forward(s, chunk, Pass::fill);
     }
   }
+  synchronise(types_.device);  // pass 2 reads the selections on the host
   at::Tensor loss_sum = at::zeros({}, types_.compute_options().dtype(at::kDouble));
   for (int64_t chunk = num_chunks - 1; chunk >= 0; --chunk) {
     phase("pass 2", chunk);
     ChunkForward f;
-    if (chunk >= first_kept) {
+    const TraceRange range("pass 2: chunk");
+    if (is_kept(chunk)) {
       f = std::move(kept.back());
       kept.pop_back();
+      f.hidden = rms_norm(f.x, {}, parameters_->final_norm().weight, parameters_->config().rms_norm_eps).y;
     } else {
       f = forward(s, chunk, Pass::recompute);
     }

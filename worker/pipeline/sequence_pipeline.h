@@ -7,12 +7,13 @@
 //            finish^T -> attention^T (adds to past pages' gradient slots) -> own slots added to dK, dV -> project^T;
 //            the chunk's pages and gradient slots are freed
 //
-// The newest `kept_chunks` chunks keep their activations from pass 1 and are not computed again; the last one always
-// does. With dense selection the gradients are those of full-sequence training.
+// The newest chunks keep (a part of) their activations from pass 1 and are not, or not wholly, computed again; the last
+// one always does. With dense selection the gradients are those of full-sequence training.
 #pragma once
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,12 +29,25 @@
 
 namespace oomb {
 
+/// Which chunks keep what between the passes. Distances count from the sequence's last chunk, which is 0.
+struct ActivationPlan {
+  KeptActivations recomputed = KeptActivations::all;  ///< what the forward of pass 2 keeps
+  int64_t whole_chunks = 1;                           ///< newest chunks that keep as much from pass 1
+  int64_t kept_chunks = 1;  ///< newest chunks that keep at least inputs and attention outputs from pass 1
+
+  bool is_kept(int64_t distance) const { return distance < std::max({kept_chunks, whole_chunks, int64_t{1}}); }
+  KeptActivations level_of(int64_t distance) const {
+    const bool partly = is_kept(distance) && distance >= whole_chunks;
+    return partly ? std::max(recomputed, KeptActivations::attention) : recomputed;
+  }
+};
+
 struct PipelineOptions {
   int64_t chunk_tokens = 4096;
   attention::SelectionRule selection;
   at::ScalarType gradient_dtype = at::kFloat;  ///< of page gradient slots
   int64_t loss_row_tile = 1024;
-  int64_t kept_chunks = 1;  ///< newest chunks whose activations stay from their only forward; at least the last one
+  ActivationPlan activations;
 };
 
 /// Sums over one sequence. Loss is the sum over labels, not the mean.
@@ -65,7 +79,7 @@ class SequencePipeline {
 
   /// Bytes of activations that one chunk keeps for its backward.
   static int64_t activation_bytes(const model::ModelConfig& config, const PipelineOptions& options,
-                                  const TensorTypes& types);
+                                  const TensorTypes& types, KeptActivations level);
   /// Layout of the pages that sequences of `num_tokens` need, for sizing a PageMemory.
   static pages::PageLayout page_layout(const model::ModelConfig& config, const PipelineOptions& options,
                                        const TensorTypes& types, int64_t num_tokens);
@@ -73,11 +87,12 @@ class SequencePipeline {
  private:
   struct Sequence;
   struct ChunkForward;
-  /// fill: pass 1. fill_and_keep: pass 1 of a chunk that pass 2 will not recompute. recompute: pass 2.
+  /// fill: pass 1. fill_and_keep: pass 1 of a chunk that keeps activations. recompute: pass 2 of one that did not.
   enum class Pass : uint8_t { fill, fill_and_keep, recompute, evaluate };
 
   Sequence begin_sequence(std::span<const int64_t> ids, std::span<const int64_t> labels) const;
   ChunkForward forward(Sequence& sequence, int64_t chunk, Pass pass) const;
+  attention::PastPages past_pages(Sequence& sequence, int64_t chunk, int64_t layer) const;
   void backward(Sequence& sequence, int64_t chunk, ChunkForward& forward, const at::Tensor& d_hidden) const;
   attention::Selection choose(Sequence& sequence, int64_t chunk, int64_t layer, const attention::ChunkQkv& qkv) const;
   void embedding_backward(const Sequence& sequence, int64_t chunk, const at::Tensor& d_x) const;

@@ -66,6 +66,14 @@ void initialise_device(const at::Device& device) {
 #endif
 }
 
+void synchronise(const at::Device& device) {
+#if OOMB_HAVE_CUDA
+  if (device.is_cuda()) c10::cuda::getCurrentCUDAStream(device.index()).synchronize();
+#else
+  static_cast<void>(device);  // work on a CPU is done when its call returns
+#endif
+}
+
 void end_process(int status) {
   std::cout.flush();
   std::cerr.flush();

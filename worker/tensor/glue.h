@@ -36,6 +36,9 @@ void check(const kernels::Status& status, const char* op);
 /// build.
 void initialise_device(const at::Device& device);
 
+/// Waits until everything enqueued on the device's current stream is done.
+void synchronise(const at::Device& device);
+
 /// Flushes the standard streams and ends the process without running static destructors: with a CUDA library opened at
 /// run time, LibTorch's registries are torn down in an order that crashes.
 [[noreturn]] void end_process(int status);

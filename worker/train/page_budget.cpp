@@ -1,6 +1,8 @@
 #include "worker/train/page_budget.h"
 
 #include <algorithm>
+#include <functional>
+#include <optional>
 #include <sstream>
 
 #include "configs/error.h"
@@ -20,11 +22,60 @@ std::string size_text(int64_t bytes) {
   return text.str();
 }
 
-// One chunk's activations, its temporaries, the logits tile and slack: what must stay free besides pages.
+// A layer's temporaries, the logits tile and slack: what must stay free besides pages and kept activations.
 int64_t working_bytes(const model::ModelConfig& m, const PipelineOptions& o, const TensorTypes& types) {
   const int64_t logits = 3 * std::min(o.loss_row_tile, o.chunk_tokens) * m.vocab_size * 4;
-  const int64_t slack = types.device.is_cuda() ? int64_t{6} << 30 : int64_t{256} << 20;
-  return SequencePipeline::activation_bytes(m, o, types) + logits + slack;
+  const int64_t layer = 2 * SequencePipeline::activation_bytes(m, o, types, KeptActivations::all) / m.num_layers;
+  const int64_t slack = types.device.is_cuda() ? int64_t{4} << 30 : int64_t{256} << 20;
+  return layer + logits + slack;
+}
+
+std::optional<KeptActivations> level_of(Activations setting) {
+  switch (setting) {
+    case Activations::kAuto:
+      return std::nullopt;
+    case Activations::kAll:
+      return KeptActivations::all;
+    case Activations::kNoNorms:
+      return KeptActivations::no_norms;
+    case Activations::kAttention:
+      return KeptActivations::attention;
+    case Activations::kInput:
+      return KeptActivations::input;
+  }
+  return std::nullopt;
+}
+
+// The most that one chunk can keep within `bytes`.
+KeptActivations fitting_level(int64_t bytes, const std::function<int64_t(KeptActivations)>& bytes_of) {
+  for (const KeptActivations level : kAllLevels) {
+    if (bytes_of(level) <= bytes) return level;
+  }
+  return KeptActivations::input;
+}
+
+// Attention outputs first, for as many chunks as possible: they save most work per byte. Then whole chunks.
+ActivationPlan plan_activations(const PipelineSection& settings, KeptActivations level, int64_t bytes,
+                                int64_t num_chunks, const std::function<int64_t(KeptActivations)>& bytes_of) {
+  ActivationPlan plan;
+  plan.recomputed = level;
+  const int64_t whole = bytes_of(level), part = bytes_of(std::max(level, KeptActivations::attention));
+  plan.kept_chunks = settings.kept_chunks > 0 ? settings.kept_chunks : bytes / part;
+  plan.kept_chunks = std::clamp<int64_t>(plan.kept_chunks, 1, num_chunks);
+  const int64_t rest = std::max<int64_t>(bytes - plan.kept_chunks * part, 0);
+  plan.whole_chunks = whole > part ? std::min(rest / (whole - part), plan.kept_chunks) : plan.kept_chunks;
+  return plan;
+}
+
+std::string describe(const ActivationPlan& plan, int64_t num_chunks, int64_t bytes,
+                     const std::function<int64_t(KeptActivations)>& bytes_of) {
+  const KeptActivations part = std::max(plan.recomputed, KeptActivations::attention);
+  std::ostringstream text;
+  text << "activations: " << size_text(bytes) << "; of " << num_chunks << " chunks the newest " << plan.whole_chunks
+       << " keep " << name_of(plan.recomputed) << " (" << size_text(bytes_of(plan.recomputed)) << " each), "
+       << plan.kept_chunks - plan.whole_chunks << " more " << name_of(part) << " (" << size_text(bytes_of(part))
+       << " each); the others are computed again in pass 2 and keep " << name_of(plan.recomputed) << " there";
+  return text.str();
 }
 
 }  // namespace
@@ -41,10 +92,16 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
 
   pages::PageMemory::Options& memory = budget.memory;
   const bool gpu = types.device.is_cuda();
+  const int64_t free_bytes = free_device_bytes(types.device);
+  const std::optional<KeptActivations> level = level_of(config.pipeline.activations);
+  const auto bytes_of = [&](KeptActivations l) {
+    return SequencePipeline::activation_bytes(model, pipeline, types, l);
+  };
   if (!config.pages.hbm_bytes.automatic) {
     memory.fast_bytes = config.pages.hbm_bytes.bytes;
   } else if (gpu) {
-    memory.fast_bytes = std::max<int64_t>(free_device_bytes(types.device) - working_bytes(model, pipeline, types), 0);
+    const int64_t most = free_bytes - working_bytes(model, pipeline, types);
+    memory.fast_bytes = std::max<int64_t>(most - bytes_of(level ? *level : fitting_level(most / 4, bytes_of)), 0);
   }
   const int64_t host_left = available_host_bytes();
   if (!config.pages.host_bytes.automatic) {
@@ -74,19 +131,16 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
                      "); shorten sequence.length to about " + std::to_string(std::max(fits, config.sequence.chunk)) +
                      " or raise the budgets");
   }
-  // What neither pages nor one chunk's work need goes to activations that are then not computed twice. The GPU's own
+  // What neither pages nor a layer's work need goes to activations that are then not computed twice. The GPU's own
   // memory decides there; on a CPU half of the rest is left to others.
-  const int64_t working = working_bytes(model, pipeline, types);
-  const int64_t left = gpu ? free_device_bytes(types.device) - working -
-                                 std::min(memory.fast_bytes, budget.home_bytes + budget.gradient_bytes)
-                           : (host_left - working - budget.home_bytes - budget.gradient_bytes) / 2;
-  const int64_t fitting = 1 + std::max<int64_t>(left, 0) / SequencePipeline::activation_bytes(model, pipeline, types);
-  budget.kept_chunks =
-      std::min(config.pipeline.kept_chunks > 0 ? config.pipeline.kept_chunks : fitting, grid.num_chunks());
-  budget.lines.push_back("activations: " + size_text(SequencePipeline::activation_bytes(model, pipeline, types)) +
-                         " per chunk; " + std::to_string(budget.kept_chunks) + " of " +
-                         std::to_string(grid.num_chunks()) +
-                         " chunks keep theirs, the others are computed again in pass 2");
+  const int64_t working = working_bytes(model, pipeline, types), all_pages = budget.home_bytes + budget.gradient_bytes;
+  const int64_t left =
+      gpu ? free_bytes - working - std::min(memory.fast_bytes, all_pages) : (host_left - working - all_pages) / 2;
+  const ByteSize& asked = config.pipeline.activation_bytes;
+  const int64_t bytes = std::max<int64_t>(asked.automatic ? left : std::min(asked.bytes, left), 0);
+  budget.activations = plan_activations(config.pipeline, level ? *level : fitting_level(bytes, bytes_of), bytes,
+                                        grid.num_chunks(), bytes_of);
+  budget.lines.push_back(describe(budget.activations, grid.num_chunks(), bytes, bytes_of));
   budget.lines.push_back("pages: homes " + size_text(budget.home_bytes) + ", gradient slots at most " +
                          size_text(budget.gradient_bytes) + "; budget: fast " + size_text(memory.fast_bytes) +
                          ", host " + size_text(memory.host_bytes));

@@ -14,7 +14,7 @@ struct PageBudget {
   pages::PageMemory::Options memory;
   int64_t home_bytes = 0;          ///< all K/V homes of one sequence: needed in any case
   int64_t gradient_bytes = 0;      ///< bound on its gradient slots; reached by dense attention
-  int64_t kept_chunks = 1;         ///< chunks whose activations fit beside all that, see PipelineOptions
+  ActivationPlan activations;      ///< what fits beside all that
   std::vector<std::string> lines;  ///< what was decided, to be shown
 };
 

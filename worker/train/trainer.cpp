@@ -15,9 +15,11 @@
 #include "worker/checkpoint/crc32c.h"
 #include "worker/data/token_stream.h"
 #include "worker/model/hf_folder.h"
+#include "worker/tensor/trace.h"
 #include "worker/train/device_memory.h"
 #include "worker/train/memory_budget.h"
 #include "worker/train/page_budget.h"
+#include "worker/train/step_profile.h"
 
 namespace oomb {
 
@@ -211,7 +213,7 @@ void Trainer::open_data() {
 void Trainer::make_pipeline() {
   PipelineOptions options = pipeline_options(config_, types_);
   const PageBudget budget = plan_page_budget(config_, parameters_->config(), options, types_, mode_ == Mode::train);
-  options.kept_chunks = budget.kept_chunks;
+  options.activations = budget.activations;
   summary_.insert(summary_.end(), budget.lines.begin(), budget.lines.end());
   memory_ = std::make_unique<pages::PageMemory>(
       SequencePipeline::page_layout(parameters_->config(), options, types_, config_.sequence.length), budget.memory);
@@ -301,6 +303,18 @@ StepReport Trainer::run_step(int64_t step) {
   if (step != steps_done_ + 1) {
     throw std::logic_error("step " + std::to_string(step) + " asked for after step " + std::to_string(steps_done_));
   }
+  if (step != config_.profile.step) return do_step(step);
+  StepProfile profile(types_.device);
+  StepReport report = do_step(step);
+  const std::filesystem::path& named = config_.profile.file;
+  const std::filesystem::path file =
+      named.empty() ? config_.run.dir / ("trace-step-" + std::to_string(step) + ".json") : named;
+  profile.save(file.string());
+  log("info", "trace of step " + std::to_string(step) + " in " + file.string());
+  return report;
+}
+
+StepReport Trainer::do_step(int64_t step) {
   const auto start = Clock::now();
   StepReport report;
   report.step = step;
@@ -349,6 +363,7 @@ StepReport Trainer::run_step(int64_t step) {
     }
     phase("step " + std::to_string(step) + ", optimizer");
     const auto optimizer_start = Clock::now();
+    const TraceRange range("optimizer");
     const OptimizerReport optimizer = optimizer_step(*parameters_, optimizer_, step);
     report.optimizer_seconds = seconds_since(optimizer_start);
     report.gradient_norm = optimizer.gradient_norm;

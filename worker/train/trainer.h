@@ -70,6 +70,7 @@ class Trainer {
   const std::vector<std::string>& summary() const { return summary_; }
 
  private:
+  StepReport do_step(int64_t step);
   void load_model();
   void open_data();
   void make_pipeline();
