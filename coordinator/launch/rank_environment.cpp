@@ -16,6 +16,8 @@ std::vector<EnvironmentSetting> local_rank_environment(bool running_as_root) {
       {"GOMP_SPINCOUNT", "2000",
        "compute threads that wait soon sleep: endless spinning is 5 times slower on a machine that is shared"},
   };
+  settings.push_back({"PYTORCH_ALLOC_CONF", "expandable_segments:True",
+                      "device memory that activations leave can become page segments without a gap"});
   if (running_as_root) {
     settings.push_back({"OMPI_ALLOW_RUN_AS_ROOT", "1", "Open MPI refuses root, as in a container, without it"});
     settings.push_back({"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", "Open MPI asks twice"});

@@ -74,7 +74,9 @@ std::string describe(const ActivationPlan& plan, int64_t num_chunks, int64_t byt
   text << "activations: " << size_text(bytes) << "; of " << num_chunks << " chunks the newest " << plan.whole_chunks
        << " keep " << name_of(plan.recomputed) << " (" << size_text(bytes_of(plan.recomputed)) << " each), "
        << plan.kept_chunks - plan.whole_chunks << " more " << name_of(part) << " (" << size_text(bytes_of(part))
-       << " each); the others are computed again in pass 2 and keep " << name_of(plan.recomputed) << " there";
+       << " each), " << plan.host_chunks << " more these in host memory; "
+       << num_chunks - plan.kept_chunks - plan.host_chunks << " are computed again in pass 2 and keep "
+       << name_of(plan.recomputed) << " there";
   return text.str();
 }
 
@@ -140,6 +142,13 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
   const int64_t bytes = std::max<int64_t>(asked.automatic ? left : std::min(asked.bytes, left), 0);
   budget.activations = plan_activations(config.pipeline, level ? *level : fitting_level(bytes, bytes_of), bytes,
                                         grid.num_chunks(), bytes_of);
+  if (gpu && budget.activations.recomputed < KeptActivations::input) {
+    const ByteSize& host = config.pipeline.activation_host_bytes;
+    const int64_t spare = memory.host_bytes - std::max<int64_t>(all_pages - memory.fast_bytes, 0);
+    const int64_t block = HostActivations::block_bytes(model, types.compute, pipeline.chunk_tokens);
+    budget.activations.host_chunks = std::clamp<int64_t>((host.automatic ? spare : std::min(host.bytes, spare)) / block,
+                                                         0, grid.num_chunks() - budget.activations.kept_chunks);
+  }
   budget.lines.push_back(describe(budget.activations, grid.num_chunks(), bytes, bytes_of));
   budget.lines.push_back("pages: homes " + size_text(budget.home_bytes) + ", gradient slots at most " +
                          size_text(budget.gradient_bytes) + "; budget: fast " + size_text(memory.fast_bytes) +
