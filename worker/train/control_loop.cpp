@@ -60,6 +60,9 @@ class Server {
  public:
   explicit Server(comm::ControlClient& client) : client_(client) {}
 
+  /// What the worker was doing last, for messages.
+  const std::string& phase() const { return phase_; }
+
   void run() {
     const json& welcome = client_.welcome();
     const RunConfig config = run_config_from_json(welcome.at("config").dump());
@@ -68,7 +71,10 @@ class Server {
     events.log = [this](const std::string& level, const std::string& text) {
       client_.send({{"type", message::kLog}, {"level", level}, {"text", text}});
     };
-    events.phase = [this](const std::string& text) { client_.set_phase(text); };
+    events.phase = [this](const std::string& text) {
+      phase_ = text;
+      client_.set_phase(text);
+    };
     Trainer trainer(config, train ? Trainer::Mode::train : Trainer::Mode::evaluate, events);
     client_.send({{"type", message::kReady},
                   {"device", trainer.types().device.str()},
@@ -125,6 +131,7 @@ class Server {
   }
 
   comm::ControlClient& client_;
+  std::string phase_ = "starting";
 };
 
 int fail(comm::ControlClient& client, const char* kind, const std::string& text, int status) {
@@ -154,8 +161,9 @@ int serve_coordinator(int rank, int size) {
   });
   // Backward passes are our own: no tensor of a worker records history.
   const c10::InferenceMode no_autograd;
+  Server server(*client);
   try {
-    Server(*client).run();
+    server.run();
     return 0;
   } catch (const InputError& error) {
     return fail(*client, "input", error.what(), 2);
@@ -165,8 +173,8 @@ int serve_coordinator(int rank, int size) {
     return fail(*client, "resource", "out of host memory; lower pages.host_bytes or sequence.chunk", 3);
   } catch (const c10::OutOfMemoryError& error) {
     return fail(*client, "resource",
-                "out of device memory: " + first_line(error.what_without_backtrace()) +
-                    "; lower pages.hbm_bytes or sequence.chunk",
+                "out of device memory in \"" + server.phase() + "\": " + first_line(error.what_without_backtrace()) +
+                    "; lower pages.hbm_bytes, pipeline.activation_bytes or sequence.chunk",
                 3);
   } catch (const std::exception& error) {
     return fail(*client, "internal", first_line(error.what()), 1);

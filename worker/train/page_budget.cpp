@@ -67,6 +67,18 @@ ActivationPlan plan_activations(const PipelineSection& settings, KeptActivations
   return plan;
 }
 
+// With weights, gradients and optimizer states in place, a step needs this much of the device even if pages are
+// elsewhere.
+void refuse_without_room(int64_t free_bytes, int64_t working, int64_t activations) {
+  if (working + activations <= free_bytes) return;
+  throw InputError(
+      "device memory: a chunk needs " + size_text(activations) + " for activations and " + size_text(working) +
+      " for a layer's work and the logits, " + size_text(free_bytes) +
+      " are free beside weights, gradients and optimizer states; lower sequence.chunk or loss.row_tile, set "
+      "pipeline.activations: input, or train.optimizer_state: int8 with train.master_weights: "
+      "stochastic_rounding");
+}
+
 std::string describe(const ActivationPlan& plan, int64_t num_chunks, int64_t bytes,
                      const std::function<int64_t(KeptActivations)>& bytes_of) {
   const KeptActivations part = std::max(plan.recomputed, KeptActivations::attention);
@@ -99,6 +111,9 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
   const auto bytes_of = [&](KeptActivations l) {
     return SequencePipeline::activation_bytes(model, pipeline, types, l);
   };
+  if (gpu)
+    refuse_without_room(free_bytes, working_bytes(model, pipeline, types),
+                        bytes_of(level.value_or(KeptActivations::input)));
   if (!config.pages.hbm_bytes.automatic) {
     memory.fast_bytes = config.pages.hbm_bytes.bytes;
   } else if (gpu) {
