@@ -11,7 +11,7 @@
 //   why). The weight's update uses the new moments before they are coded.
 // Random bits are a function of (random_key, step, element index), so nothing of them is stored, and pieces that begin
 // at multiples of kMomentBlock give the bits of the whole. Cost at least, bytes per parameter with a bf16 weight:
-// 30 (acc f32, master), 20 (acc f32, no master), 18 + 1/16 (codes, master), 12 + 1/16 (codes, no master).
+// 30 (acc f32, master), 24 (acc f32, no master), 18 + 1/16 (codes, master), 12 + 1/16 (codes, no master).
 #pragma once
 
 #include "kernels/moment_code.h"

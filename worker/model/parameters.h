@@ -29,8 +29,8 @@ struct ParameterPart {
 
 enum class InitKind : uint8_t { normal, zeros, ones };
 
-/// What a parameter keeps for its optimizer. Bytes per parameter of a bf16 model, with weight and gradient: 18 by
-/// default, 6 + 2 (+ 1/32) with both.
+/// What a parameter keeps for its optimizer. Bytes per parameter of a bf16 model, weight and gradient included: 18 by
+/// default, 8 + 1/32 with both.
 struct StateFormat {
   bool int8_moments = false;         ///< not with acc f64
   bool stochastic_rounding = false;  ///< no master; compute dtype bf16
