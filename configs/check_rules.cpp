@@ -62,6 +62,9 @@ class Rules {
             {"train.master_weights", "train.compute_dtype"},
             "stochastic_rounding is for train.compute_dtype bf16, not " + text(train.compute_dtype) +
                 "; allowed: auto, fp32");
+    require(train.optimizer_state != OptimizerState::kInt8 || train.compute_dtype != ComputeDtype::kFp64,
+            {"train.optimizer_state", "train.compute_dtype"},
+            "int8 is narrower than train.compute_dtype fp64 is for; allowed: fp32");
     require(config_.timeouts.heartbeat_seconds * 2 <= config_.timeouts.lost_seconds,
             {"timeouts.lost_seconds", "timeouts.heartbeat_seconds"},
             "less than two heartbeats of timeouts.heartbeat_seconds; allowed: at least twice that");

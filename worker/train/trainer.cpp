@@ -80,6 +80,15 @@ PipelineOptions pipeline_options(const RunConfig& config, const TensorTypes& typ
   return o;
 }
 
+model::StateFormat state_format(const TrainSection& t) {
+  return {t.optimizer_state == OptimizerState::kInt8, t.master_weights == MasterWeights::kStochasticRounding};
+}
+
+// As the checkpoint records it: `auto` is what it stands for.
+std::string_view master_weights_text(const TrainSection& t) {
+  return to_string(t.master_weights == MasterWeights::kAuto ? MasterWeights::kFp32 : t.master_weights);
+}
+
 OptimizerOptions optimizer_options(const TrainSection& t) {
   OptimizerOptions o;
   o.learning_rate = t.learning_rate;
@@ -91,14 +100,8 @@ OptimizerOptions optimizer_options(const TrainSection& t) {
   o.beta2 = t.beta2;
   o.epsilon = t.epsilon;
   o.clip_norm = t.clip_norm;
+  o.rounding_seed = static_cast<uint64_t>(t.seed);
   return o;
-}
-
-void refuse_unsupported(const RunConfig& config) {
-  if (config.train.master_weights == MasterWeights::kStochasticRounding)
-    throw InputError("train.master_weights: stochastic_rounding is not supported yet; allowed: auto, fp32");
-  if (config.train.optimizer_state == OptimizerState::kInt8)
-    throw InputError("train.optimizer_state: int8 is not supported yet; allowed: fp32");
 }
 
 std::vector<std::string> strings_of(const std::vector<std::filesystem::path>& paths) {
@@ -115,7 +118,6 @@ Trainer::Trainer(const RunConfig& config, Mode mode, TrainerEvents events)
       events_(std::move(events)),
       types_(types_of(config)),
       optimizer_(optimizer_options(config.train)) {
-  refuse_unsupported(config);
   initialise_device(types_.device);
   const int64_t threads = config.train.threads > 0 ? config.train.threads : available_cores();
   at::set_num_threads(static_cast<int>(threads));
@@ -145,7 +147,7 @@ void Trainer::load_model() {
   const bool from_folder = !config_.model.path.empty();
   const model::ModelConfig model =
       model::read_hf_config((from_folder ? config_.model.path : config_.model.config).string());
-  parameters_ = std::make_unique<model::Parameters>(model, types_, mode_ == Mode::train);
+  parameters_ = std::make_unique<model::Parameters>(model, types_, mode_ == Mode::train, state_format(config_.train));
   if (from_folder) {
     model::load_hf_weights(*parameters_, config_.model.path.string(),
                            [this](const std::string& text) { log("warning", text); });
@@ -246,9 +248,9 @@ void Trainer::resume() {
     }
     return;
   }
+  load_trainer_state(found->path);  // first: it names the setting where a tensor would only not fit
   model::load_hf_weights(*parameters_, found->path, [this](const std::string& text) { log("warning", text); });
   if (mode_ == Mode::train) model::load_optimizer_state(*parameters_, found->path);
-  load_trainer_state(found->path);
   resumed_from_ = found->path;
   saved_step_ = steps_done_;
   summary_.push_back("resumed after step " + std::to_string(steps_done_) + " from " + found->path);
@@ -271,9 +273,11 @@ void Trainer::load_trainer_state(const std::string& folder) {
   }
   steps_done_ = state["step"].get<int64_t>();
   if (mode_ == Mode::evaluate) return;
-  // The data position is a count of sequences, so it means the same sequences only if these agree.
-  const auto must_agree = [&](const char* key, const char* field, const nlohmann::json& now) {
-    const nlohmann::json then = state.value(key, nlohmann::json());
+  // The data position is a count of sequences, so it means the same sequences only if these agree; the optimizer's state
+  // is read as it was written. Checkpoints that do not say its format are older than the choice.
+  const auto must_agree = [&](const char* key, const char* field, const nlohmann::json& now,
+                              const nlohmann::json& unless_written = {}) {
+    const nlohmann::json then = state.value(key, unless_written);
     if (then != now) {
       throw InputError(file + ": " + field + " was " + then.dump() + " and is now " + now.dump() +
                        "; allowed: the value of the checkpoint, or start anew from its weights with model.path and "
@@ -281,6 +285,8 @@ void Trainer::load_trainer_state(const std::string& folder) {
     }
   };
   must_agree("compute_dtype", "train.compute_dtype", to_string(config_.train.compute_dtype));
+  must_agree("optimizer_state", "train.optimizer_state", to_string(config_.train.optimizer_state), "fp32");
+  must_agree("master_weights", "train.master_weights", master_weights_text(config_.train), "fp32");
   must_agree("sequence_length", "sequence.length", config_.sequence.length);
   must_agree("sequences_per_step", "train.sequences_per_step", config_.train.sequences_per_step);
   must_agree("seed", "train.seed", config_.train.seed);
@@ -403,13 +409,16 @@ checkpoint::CheckpointInfo Trainer::save_checkpoint() {
   auto writer = store_->begin(steps_done_, model::checkpoint_bytes(*parameters_));
   model::save_hf_folder(*parameters_, *writer);
   model::save_optimizer_state(*parameters_, *writer);
-  // Nothing of a step is drawn from a generator with state: the order of the data is a function of (seed, index).
+  // Nothing of a step is drawn from a generator with state: the order of the data is a function of (seed, index), the
+  // bits of stochastic rounding are one of (seed, step, parameter, element).
   const nlohmann::json state = {{"step", steps_done_},
                                 {"next_sequence", steps_done_ * config_.train.sequences_per_step},
                                 {"sequences_per_step", config_.train.sequences_per_step},
                                 {"sequences_per_epoch", training_->num_sequences()},
                                 {"sequence_length", config_.sequence.length},
                                 {"compute_dtype", to_string(config_.train.compute_dtype)},
+                                {"optimizer_state", to_string(config_.train.optimizer_state)},
+                                {"master_weights", master_weights_text(config_.train)},
                                 {"seed", config_.train.seed},
                                 {"shuffle", config_.data.shuffle}};
   checkpoint::write_text(*writer, kStateFile, state.dump(2) + "\n");
