@@ -186,7 +186,7 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
       }
     }
     if (selection.num_tiles == 0) {
-      selection = choose(s, chunk, l, a.qkv);
+      selection = options_.replay ? options_.replay(chunk, l) : choose(s, chunk, l, a.qkv);
       if (pass != Pass::evaluate && selection.pages.defined()) selection.keep_on_host(s.selected[chunk][l]);
       if (observer_.on_selection) {
         synchronise(types_.device);

@@ -53,6 +53,9 @@ struct PipelineOptions {
   at::ScalarType gradient_dtype = at::kFloat;  ///< of page gradient slots
   int64_t loss_row_tile = 1024;
   ActivationPlan activations;
+  /// If set, gives the pages of every (chunk, layer) instead of a choice: the rule is discrete, so runs of different
+  /// precision can be compared only on the same pages. On the worker's device.
+  std::function<attention::Selection(int64_t chunk, int64_t layer)> replay;
 };
 
 /// Sums over one sequence. Loss is the sum over labels, not the mean.

@@ -12,6 +12,7 @@
 #include "comm/control_client.h"
 #include "comm/control_messages.h"
 #include "configs/error.h"
+#include "worker/bench/bench_server.h"
 #include "worker/train/trainer.h"
 
 namespace oomb {
@@ -75,6 +76,7 @@ class Server {
       phase_ = text;
       client_.set_phase(text);
     };
+    if (welcome.at("mode") == "bench") return run_bench(config, events);
     Trainer trainer(config, train ? Trainer::Mode::train : Trainer::Mode::evaluate, events);
     client_.send({{"type", message::kReady},
                   {"device", trainer.types().device.str()},
@@ -82,18 +84,38 @@ class Server {
                   {"resumed_step", trainer.steps_done()},
                   {"checkpoint", trainer.resumed_from()},
                   {"lines", trainer.summary()}});
+    serve([&](const json& request) { answer(trainer, request); });
+  }
+
+ private:
+  void run_bench(const RunConfig& config, const TrainerEvents& events) {
+    bench::BenchServer server(config, events);
+    client_.send({{"type", message::kReady},
+                  {"device", server.device()},
+                  {"parameters", server.num_parameters()},
+                  {"resumed_step", 0},
+                  {"checkpoint", ""},
+                  {"lines", json::array()}});
+    serve([&](const json& request) {
+      if (request.at("type") != message::kBench) throw std::runtime_error("only bench requests in mode bench");
+      json done = server.answer(request);
+      done["type"] = message::kBenchDone;
+      client_.send(done);
+    });
+  }
+
+  void serve(const std::function<void(const json& request)>& answer_to) {
     client_.set_phase("waiting for the coordinator");
     while (!client_.lost()) {
       const auto request = client_.receive(kPoll);
       if (!request) continue;
       if (request->at("type") == message::kFinish) return;
-      answer(trainer, *request);
+      answer_to(*request);
       client_.set_phase("waiting for the coordinator");
     }
     throw comm::ControlError("the coordinator is gone");
   }
 
- private:
   void answer(Trainer& trainer, const json& request) {
     const std::string type = request.at("type");
     if (type == message::kRunStep) {

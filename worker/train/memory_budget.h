@@ -11,6 +11,8 @@ int64_t available_host_bytes();
 
 /// Peak resident size of this process (VmHWM), 0 if unknown.
 int64_t peak_host_bytes();
+/// Lets peak_host_bytes() count from now on. False where the kernel does not allow it.
+bool reset_peak_host_bytes();
 
 /// Cores this process may run on.
 int64_t available_cores();

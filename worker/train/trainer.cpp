@@ -19,6 +19,7 @@
 #include "worker/train/device_memory.h"
 #include "worker/train/memory_budget.h"
 #include "worker/train/page_budget.h"
+#include "worker/train/run_options.h"
 #include "worker/train/step_profile.h"
 
 namespace oomb {
@@ -29,56 +30,6 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 constexpr const char* kStateFile = "trainer.json";
-
-at::ScalarType scalar_type(ComputeDtype type) {
-  switch (type) {
-    case ComputeDtype::kFp64:
-      return at::kDouble;
-    case ComputeDtype::kFp32:
-      return at::kFloat;
-    case ComputeDtype::kBf16:
-      return at::kBFloat16;
-  }
-  return at::kFloat;
-}
-
-TensorTypes types_of(const RunConfig& config) {
-  TensorTypes types;
-  types.compute = scalar_type(config.train.compute_dtype);
-  const bool cuda =
-      config.train.device == DeviceKind::kCuda || (config.train.device == DeviceKind::kAuto && gpu_count() > 0);
-  if (cuda) types.device = at::Device(at::kCUDA, 0);
-  return types;
-}
-
-PipelineOptions pipeline_options(const RunConfig& config, const TensorTypes& types) {
-  PipelineOptions o;
-  o.chunk_tokens = config.sequence.chunk;
-  o.loss_row_tile = config.loss.row_tile;
-  attention::SelectionRule& s = o.selection;
-  const AttentionSection& a = config.attention;
-  s.dense = a.kind == AttentionKind::kDense;
-  s.score_scale = a.score_scale;
-  s.page_tokens = a.page_tokens;
-  s.query_tile = a.query_tile == 0 ? a.page_tokens : a.query_tile;
-  s.budget_pages = a.budget_pages;
-  s.chunk_pages = a.chunk_pages;
-  s.sink_pages = a.sink_pages;
-  s.recent_pages = a.recent_pages;
-  s.votes = a.votes == VoteSource::kTile ? attention::Votes::tile : attention::Votes::previous_tile;
-  switch (config.pages.grad_dtype) {
-    case PageGradDtype::kAuto:
-      o.gradient_dtype = types.acc();
-      break;
-    case PageGradDtype::kFp32:
-      o.gradient_dtype = at::kFloat;
-      break;
-    case PageGradDtype::kBf16:
-      o.gradient_dtype = at::kBFloat16;
-      break;
-  }
-  return o;
-}
 
 model::StateFormat state_format(const TrainSection& t) {
   return {t.optimizer_state == OptimizerState::kInt8, t.master_weights == MasterWeights::kStochasticRounding};
@@ -130,6 +81,11 @@ Trainer::Trainer(const RunConfig& config, Mode mode, TrainerEvents events)
   phase("reading the model");
   load_model();
   phase("opening the data");
+  if (mode_ == Mode::measure) {
+    open_data_or_random_ids();
+    make_pipeline();
+    return;
+  }
   open_data();
   make_pipeline();
   phase("looking for a checkpoint");
@@ -147,7 +103,7 @@ void Trainer::load_model() {
   const bool from_folder = !config_.model.path.empty();
   const model::ModelConfig model =
       model::read_hf_config((from_folder ? config_.model.path : config_.model.config).string());
-  parameters_ = std::make_unique<model::Parameters>(model, types_, mode_ == Mode::train, state_format(config_.train));
+  parameters_ = std::make_unique<model::Parameters>(model, types_, trains(), state_format(config_.train));
   if (from_folder) {
     model::load_hf_weights(*parameters_, config_.model.path.string(),
                            [this](const std::string& text) { log("warning", text); });
@@ -200,7 +156,7 @@ void Trainer::open_data() {
   w.held_out_fraction = config_.data.holdout_fraction;
   w.seed = seed;
   w.shuffle = config_.data.shuffle;
-  if (mode_ == Mode::train) {
+  if (trains()) {
     training_ = data::make_windows(stream, w);
     summary_.push_back("data: " + std::to_string(stream->size()) + " tokens, " +
                        std::to_string(training_->num_sequences()) + " sequences of " +
@@ -212,9 +168,20 @@ void Trainer::open_data() {
   }
 }
 
+void Trainer::open_data_or_random_ids() {
+  try {
+    open_data();
+  } catch (const InputError& error) {
+    training_ = data::make_random_ids(config_.sequence.length, parameters_->config().vocab_size,
+                                      static_cast<uint64_t>(config_.train.seed));
+    random_ids_ = true;
+    summary_.push_back(std::string("data: random ids, since the run's own cannot be used: ") + error.what());
+  }
+}
+
 void Trainer::make_pipeline() {
   PipelineOptions options = pipeline_options(config_, types_);
-  const PageBudget budget = plan_page_budget(config_, parameters_->config(), options, types_, mode_ == Mode::train);
+  const PageBudget budget = plan_page_budget(config_, parameters_->config(), options, types_, trains());
   options.activations = budget.activations;
   summary_.insert(summary_.end(), budget.lines.begin(), budget.lines.end());
   memory_ = std::make_unique<pages::PageMemory>(
@@ -297,7 +264,7 @@ void Trainer::load_trainer_state(const std::string& folder) {
 std::vector<int64_t> Trainer::labels_of(const std::vector<int64_t>& ids) const {
   std::vector<int64_t> labels(ids.size());
   data::make_labels(ids, labels);
-  if (config_.data.kind == DataKind::kCopy) {
+  if (config_.data.kind == DataKind::kCopy && !random_ids_) {
     // The first half is random: nothing to learn there, and it would hide the loss of the copy.
     const size_t half = (ids.size() + 1) / 2;
     std::fill(labels.begin(), labels.begin() + static_cast<std::ptrdiff_t>(half), data::kIgnoredLabel);
@@ -344,6 +311,7 @@ StepReport Trainer::do_step(int64_t step) {
   PipelineObserver observer;
   observer.on_phase = [&](const char* pass, int64_t chunk) {
     if (running != pass) {
+      part_ends();
       const double now = seconds_since(start);
       if (running != nullptr)
         (std::string_view(running) == "pass 1" ? report.pass1_seconds : report.pass2_seconds) += now - pass_start;
@@ -358,6 +326,7 @@ StepReport Trainer::do_step(int64_t step) {
     loss_sum += pipeline_->train(ids[static_cast<size_t>(i)], labels[static_cast<size_t>(i)], scale).loss_sum;
   }
   pipeline_->set_observer({});
+  part_ends();
   if (running != nullptr)
     (std::string_view(running) == "pass 1" ? report.pass1_seconds : report.pass2_seconds) +=
         seconds_since(start) - pass_start;
@@ -371,7 +340,7 @@ StepReport Trainer::do_step(int64_t step) {
     const auto optimizer_start = Clock::now();
     const TraceRange range("optimizer");
     const OptimizerReport optimizer = optimizer_step(*parameters_, optimizer_, step);
-    synchronise(types_.device);  // a step's time is that of all its work
+    part_ends();
     report.optimizer_seconds = seconds_since(optimizer_start);
     report.gradient_norm = optimizer.gradient_norm;
     report.learning_rate = optimizer.learning_rate;
@@ -383,6 +352,10 @@ StepReport Trainer::do_step(int64_t step) {
   report.page_host_bytes = memory_->budget(pages::Tier::host).peak_bytes;
   report.seconds = seconds_since(start);
   return report;
+}
+
+void Trainer::part_ends() const {
+  if (mode_ == Mode::measure) synchronise(types_.device);
 }
 
 void Trainer::check_finite() const {
