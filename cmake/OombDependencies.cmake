@@ -60,6 +60,20 @@ else()
   set(OOMB_YAML_CPP yaml-cpp)
 endif()
 
+# --- UCX ------------------------------------------------------------------------------------------------------------
+set(OOMB_HAVE_UCX OFF)
+if(NOT OOMB_UCX STREQUAL "OFF")
+  find_package(ucx CONFIG QUIET)
+  if(ucx_FOUND)
+    # ucp does not bring ucs along.
+    add_library(oomb_ucx INTERFACE)
+    target_link_libraries(oomb_ucx INTERFACE ucx::ucp ucx::ucs)
+    set(OOMB_HAVE_UCX ON)
+  elseif(OOMB_UCX STREQUAL "ON")
+    message(FATAL_ERROR "OOMB_UCX=ON but UCX was not found: install libucx-dev, or add its prefix to CMAKE_PREFIX_PATH")
+  endif()
+endif()
+
 # --- LibTorch -------------------------------------------------------------------------------------------------------
 set(OOMB_HAVE_TORCH OFF)
 if(NOT OOMB_TORCH STREQUAL "OFF")
