@@ -84,3 +84,13 @@ if(NOT OOMB_TORCH STREQUAL "OFF")
     message(FATAL_ERROR "OOMB_TORCH=ON but no python with torch 2.11 was found: run 'make deps', or set OOMB_PYTHON")
   endif()
 endif()
+
+# --- NCCL -----------------------------------------------------------------------------------------------------------
+set(OOMB_HAVE_NCCL OFF)
+if(OOMB_HAVE_CUDA AND NOT OOMB_NCCL STREQUAL "OFF")
+  find_package(NCCL 2.14 QUIET)  # the first with non-blocking communicators
+  set(OOMB_HAVE_NCCL ${NCCL_FOUND})
+endif()
+if(OOMB_NCCL STREQUAL "ON" AND NOT OOMB_HAVE_NCCL)
+  message(FATAL_ERROR "OOMB_NCCL=ON but there is no NCCL 2.14 or newer with a CUDA toolkit: set NCCL_ROOT to its folder")
+endif()

@@ -187,6 +187,7 @@ class PairwiseCollectives final : public Collectives {
    public:
     Call(PairwiseCollectives* self, const char* what, Deadline deadline)
         : self_(self), uncaught_(std::uncaught_exceptions()) {
+      self_->raise_if_aborted(what);
       if (!self_->broken_.empty()) throw Aborted(self_->broken_, what);
       self_->what_ = what;
       self_->deadline_ = deadline;
@@ -215,15 +216,18 @@ class PairwiseCollectives final : public Collectives {
     pending_.push_back({network_->start_receive(peer, data, bytes), peer, Way::kReceive});
   }
 
+  void raise_if_aborted(const std::string& waiting_for) {
+    if (!aborted_.load()) return;
+    const std::lock_guard lock(abort_mutex_);
+    abort_reason_.raise(waiting_for);
+  }
+
   void wait_all() {
     while (!pending_.empty()) {
       const std::size_t before = pending_.size();
       std::erase_if(pending_, [&](const Pending& pending) { return network_->test(pending.request); });
       if (pending_.empty()) return;
-      if (aborted_.load()) {
-        const std::lock_guard lock(abort_mutex_);
-        abort_reason_.raise(what_);
-      }
+      raise_if_aborted(what_);
       if (pending_.size() == before) {
         const std::string waiting_for =
             what_ + (pending_[0].way == Way::kSend ? " to send to rank " : " to receive from rank ") +

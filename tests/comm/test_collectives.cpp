@@ -102,6 +102,8 @@ TEST(Collectives, AbortFromAnotherThreadEndsTheWait) {
   std::thread other([&] { collectives->abort("the run ends"); });
   EXPECT_THROW(collectives->barrier(in_seconds(60)), Aborted);
   other.join();
+  float one = 1;
+  EXPECT_THROW(collectives->broadcast(&one, 0, ElementType::kFloat32, 0, in_seconds(60)), Aborted);
   EXPECT_THROW(collectives->barrier(in_seconds(60)), Aborted);
 }
 
