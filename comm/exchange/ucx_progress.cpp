@@ -95,7 +95,9 @@ void UcxTransport::start_send(Outgoing message) {
   }
   peer.last_sent = Clock::now();
   if (message.kind == MessageKind::kHeartbeat) peer.heartbeat_pending = true;
-  count_sent(message.peer, message.kind, static_cast<std::int64_t>(message.body->size()));
+  if (message.kind >= MessageKind::kHeartbeat) {  // the application's were counted when it sent them
+    count_sent(message.peer, message.kind, static_cast<std::int64_t>(message.body->size()));
+  }
   auto* sending = new Sending{{std::move(message)}, this, {}};
   sending->envelope = {static_cast<std::uint32_t>(sending->kind), static_cast<std::int32_t>(rank())};
   ucp_request_param_t param{};

@@ -99,6 +99,7 @@ void UcxTransport::send(int peer, MessageKind kind, std::span<const std::byte> b
   check_send(peer, body.size());
   const auto bytes = static_cast<std::int64_t>(body.size());
   reserve_queue(bytes);
+  count_sent(peer, kind, bytes);
   enqueue({peer, kind, body_of(body), bytes});
 }
 
@@ -109,6 +110,7 @@ void UcxTransport::send_to_all(MessageKind kind, std::span<const std::byte> body
     if (peer == rank()) continue;
     check_send(peer, body.size());
     reserve_queue(bytes);
+    count_sent(peer, kind, bytes);
     enqueue({peer, kind, copy, bytes});
   }
 }
