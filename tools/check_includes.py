@@ -28,6 +28,9 @@ LIBRARIES = (
     ("MPI stays in comm/ and worker/",
      re.compile(r"^mpi\.h$"),
      lambda path: path.startswith(("comm/", "worker/", "tests/")) and not path.startswith(TORCH_FREE)),
+    ("UCX headers stay in comm/",
+     re.compile(r"^uc[pst]/"),
+     lambda path: path.startswith(("comm/", "tests/"))),
     ("CUDA headers stay in kernels/, comm/ and worker/",
      re.compile(r"^(cuda|cublas|cudnn|nccl|nvtx3/|cub/|thrust/)"),
      lambda path: path.startswith(("kernels/", "comm/", "worker/", "tests/")) and not path.startswith(TORCH_FREE)),
@@ -98,6 +101,7 @@ def self_test() -> int:
         "worker/b.cpp": '#include "kernels/none.h"\n',
         "worker/c.cpp": '#include "b.h"\n',
         "worker/d.cpp": "#include <kernels/op.h>\n",
+        "worker/e.cpp": "#include <ucp/api/ucp.h>\n",
     }
     with tempfile.TemporaryDirectory() as scratch:
         root = pathlib.Path(scratch)
