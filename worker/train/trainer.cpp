@@ -12,12 +12,12 @@
 #include <sstream>
 
 #include "configs/error.h"
+#include "configs/this_machine.h"
 #include "worker/checkpoint/crc32c.h"
 #include "worker/data/token_stream.h"
 #include "worker/model/hf_folder.h"
 #include "worker/tensor/trace.h"
 #include "worker/train/device_memory.h"
-#include "worker/train/memory_budget.h"
 #include "worker/train/page_budget.h"
 #include "worker/train/step_profile.h"
 
