@@ -31,10 +31,13 @@ class GroupPlanner {
     std::optional<GroupPlan> best;
     for (std::int64_t groups = rules_.workers; groups >= 1; --groups) {
       if (rules_.workers % groups != 0 || rules_.workers / groups > rules_.max_group_workers) continue;
-      GroupPlan candidate = divide(groups);
-      const double balance = candidate.max_over_mean();
-      if (!best || balance < best->max_over_mean()) best = std::move(candidate);
-      if (balance <= rules_.balanced) break;
+      // Documents in sequences of their own have offsets of their own, but each ends with a round that is not full.
+      for (const bool alone : {false, true}) {
+        GroupPlan candidate = divide(groups, alone);
+        const double balance = candidate.max_over_mean();
+        if (!best || balance < best->max_over_mean()) best = std::move(candidate);
+        if (balance <= rules_.balanced) return std::move(*best);
+      }
     }
     return std::move(*best);
   }
@@ -65,7 +68,7 @@ class GroupPlanner {
     return sum;
   }
 
-  GroupPlan divide(std::int64_t groups) const {
+  GroupPlan divide(std::int64_t groups, bool alone) const {
     std::vector<Documents> members(static_cast<std::size_t>(groups));
     std::vector<double> load(members.size());
     for (std::size_t i = 0; i < by_length_.size(); ++i) {
@@ -76,7 +79,7 @@ class GroupPlanner {
     GroupPlan plan;
     const std::int64_t width = rules_.workers / groups;
     for (std::size_t g = 0; g < members.size(); ++g) {
-      Group group{static_cast<std::int64_t>(g) * width, width, pack(members[g])};
+      Group group{static_cast<std::int64_t>(g) * width, width, pack(members[g], alone)};
       std::vector<double> work(static_cast<std::size_t>(width));
       for (PackedSequence& sequence : group.sequences) place(sequence, work);
       plan.work.insert(plan.work.end(), work.begin(), work.end());
@@ -85,18 +88,21 @@ class GroupPlanner {
     return plan;
   }
 
-  // `documents` from longest to shortest, so those that have to cross chunk borders come first.
-  std::vector<PackedSequence> pack(const Documents& documents) const {
+  // `documents` from longest to shortest, so those that have to cross chunk borders come first. With `alone`, each of
+  // them is a sequence.
+  std::vector<PackedSequence> pack(const Documents& documents, bool alone) const {
     std::vector<PackedSequence> sequences;
+    bool closed = true;
     for (const std::int64_t d : documents) {
       const std::int64_t tokens = length(d);
-      std::int64_t begin = sequences.empty() ? 0 : first_place(sequences.back().tokens, tokens);
-      if (sequences.empty() || (rules_.max_sequence > 0 && begin + tokens > rules_.max_sequence)) {
+      std::int64_t begin = closed ? 0 : first_place(sequences.back().tokens, tokens);
+      if (closed || (rules_.max_sequence > 0 && begin + tokens > rules_.max_sequence)) {
         sequences.emplace_back();
         begin = 0;
       }
       sequences.back().documents.push_back({d, begin});
       sequences.back().tokens = begin + tokens;
+      closed = alone && tokens > rules_.chunk_tokens;
     }
     return sequences;
   }

@@ -50,10 +50,11 @@ struct GroupPlan {
 
 /// Every document is in exactly one sequence. Of all divisions into equal groups of at most max_group_workers, the one
 /// with most groups that is balanced, since smaller groups exchange less; if none is, the best balanced one. Documents
-/// go to groups longest first, each to the group with least work; in a group, documents longer than a chunk come first,
-/// and each sequence gets the offset that leaves the busiest worker least. Balance ends at the size of a chunk: a batch
-/// of fewer than about ten chunks for each worker may have no balanced division. InputError for no documents, a length
-/// below 1 or above max_sequence (naming the document), and workers that cannot be divided into such groups.
+/// go to groups longest first, each to the group with least work; in a group all are packed together, longest first,
+/// or, where that is not balanced, those longer than a chunk are sequences of their own; and each sequence gets the
+/// offset that leaves the busiest worker least. Balance ends at the size of a chunk: a batch of fewer than about ten
+/// chunks for each worker may have no balanced division. InputError for no documents, a length below 1 or above
+/// max_sequence (naming the document), and workers that cannot be divided into such groups.
 GroupPlan plan_groups(std::span<const std::int64_t> lengths, const GroupRules& rules, const ChunkCost& cost);
 
 }  // namespace oomb::plan
