@@ -47,6 +47,8 @@ class Simulation {
         page_(sizes::page_bytes(in.model, in.config)) {
     const Rates& r = in.hardware.rates;
     const bool one_node = in.hardware.all_on_one_node(in.layout.group_workers);
+    releases_ = in.layout.group_workers > 1 &&
+                (in.config.attention.kind == AttentionKind::kDense || in.config.attention.budget_pages > 0);
     network_ = one_node ? r.intra_node : r.inter_node;
     latency_ = one_node ? r.intra_node_latency : r.inter_node_latency;
   }
@@ -98,16 +100,23 @@ class Simulation {
 
   double& arrived(std::int64_t layer) { return arrived_[static_cast<std::size_t>(layer)]; }
 
+  // Waits for what chunks before in the order released at this layer, then releases what the next ones wait for; that
+  // is said even where it is nothing.
+  void pass_on(double& last, double released, double& account) {
+    if (!releases_) return;
+    worker_->wait(last, account);
+    last = std::max(last, released);
+  }
+
   void fill(const Task& task) {
     Worker& w = *worker_;
     for (std::int64_t l = 0; l < in_.model.num_layers; ++l) {
       w.compute(cost_.project);
       w.host_out.send(w.now, host_write_);
       // Means are released when the page is at home; chunks before this one have released theirs.
-      const double published = w.network_out.send(w.now, means_) + (means_ > 0 ? latency_ : 0);
+      const double published = w.network_out.send(w.now, means_) + latency_;
       w.compute(cost_.own);
-      w.wait(arrived(l), w.spent.wait_means);
-      arrived(l) = std::max(arrived(l), published);
+      pass_on(arrived(l), published, w.spent.wait_means);
       w.compute(cost_.select);
       if (l + 1 == in_.model.num_layers && !task.kept) break;
       const double fetched = w.network_in.send(w.now, fetch_) + (fetch_ > 0 ? latency_ : 0);
@@ -167,10 +176,9 @@ class Simulation {
       w.wait(fetched, w.spent.wait_pages);
       w.compute(cost_.past_backward);
       w.host_out.send(w.now, host_gradients_);
-      const double sent = w.network_out.send(w.now, contributions_) + (contributions_ > 0 ? latency_ : 0);
+      const double sent = w.network_out.send(w.now, contributions_) + latency_;
       w.compute(cost_.finish_weights);
-      w.wait(arrived(l), w.spent.wait_contributions);
-      arrived(l) = std::max(arrived(l), sent);
+      pass_on(arrived(l), sent, w.spent.wait_contributions);
       w.compute(cost_.project_backward);
     }
   }
@@ -197,6 +205,7 @@ class Simulation {
   std::vector<Worker> workers_;
   std::vector<double> arrived_;  // per layer: when what the next chunk in the order waits for is there
   sizes::PageBytes page_;
+  bool releases_ = false;  // whether chunks depend on each other across workers
   double network_ = 0, latency_ = 0, pass1_ = 0;
   // Of the chunk at work, per layer, in seconds.
   Worker* worker_ = nullptr;

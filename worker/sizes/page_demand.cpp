@@ -6,7 +6,7 @@
 namespace oomb::sizes {
 namespace {
 
-constexpr double kIndependentTiles = 0.68;
+constexpr double kIndependentTiles = 0.70;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 

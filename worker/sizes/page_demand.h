@@ -11,8 +11,8 @@
 namespace oomb::sizes {
 
 /// Pages in the union of a chunk's tiles when `past` pages lie before it. `most`: what the rules bound it to (B per
-/// tile, M per chunk, all of them when dense). `expected`: tiles agree in part, so T tiles count as 0.68 T that choose
-/// B of n pages independently: n (1 - (1 - B / n)^(0.68 C / T)). The 0.68 is fitted to unions measured at B = 64 with
+/// tile, M per chunk, all of them when dense). `expected`: tiles agree in part, so k tiles count as 0.7 k that choose
+/// B of n pages independently: n (1 - (1 - B / n)^(0.7 C / T)). The 0.7 is fitted to unions measured at B = 64 with
 /// random weights on 64K, 128K, 256K and 1M tokens (233, 456, 657, 1,129 pages in the mean over chunks); all four are
 /// met within 5 %. Trained models agree more, so this is a high estimate.
 double expected_union(const RunConfig& config, double past);
