@@ -98,7 +98,6 @@ class Rules {
 
   void check_pages() const {
     const PagesSection& pages = config_.pages;
-    require(pages.dtype != PageDtype::kFp8, {"pages.dtype"}, "fp8 is not supported yet; allowed: auto");
     require(pages.grad_dtype == PageGradDtype::kAuto || config_.train.compute_dtype != ComputeDtype::kFp64,
             {"pages.grad_dtype", "train.compute_dtype"},
             text(pages.grad_dtype) + " is narrower than train.compute_dtype fp64; allowed: auto");
@@ -106,10 +105,7 @@ class Rules {
 
   void check_cluster() const {
     const TopologySection& topology = config_.topology;
-    require(topology.workers == 1, {"topology.workers"},
-            text(topology.workers) + " workers are not supported yet; allowed: 1");
-    require(topology.file.empty(), {"topology.file"}, "cluster descriptions are not supported yet; allowed: empty");
-    require(config_.exchange == Exchange::kAuto || config_.exchange == Exchange::kPages,
+    require(topology.workers > 1 || config_.exchange == Exchange::kAuto || config_.exchange == Exchange::kPages,
             {"exchange", "topology.workers"},
             text(config_.exchange) + " needs more than one worker and topology.workers is 1; allowed: auto, pages");
   }

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,10 @@
 #include "coordinator/control/bench.h"
 #include "coordinator/control/run_error.h"
 #include "coordinator/control/stop_signals.h"
+#include "coordinator/control/supported.h"
 #include "coordinator/control/train.h"
 #include "coordinator/launch/launcher.h"
+#include "coordinator/plan/report.h"
 
 namespace oomb {
 namespace {
@@ -26,6 +29,7 @@ constexpr char kFooter[] =
 struct Arguments {
   std::string run_file;
   std::vector<std::string> overrides;
+  std::string calibration;
   bool json = false;
   bool reference = false;
   control::BenchRequest bench;
@@ -62,6 +66,13 @@ int print(const std::string& text) {
   return written ? control::kSuccess : control::kResource;
 }
 
+int plan_run(const RunConfig& settings, const Arguments& arguments) {
+  std::optional<plan::Calibration> measured;
+  if (!arguments.calibration.empty()) measured = plan::read_calibration(arguments.calibration);
+  const plan::Plan plan = plan::load_plan(settings, plan::this_machine(), measured ? &*measured : nullptr);
+  return print(arguments.json ? plan::to_json(plan) + "\n" : plan::table(plan));
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Trains decoder language models on very long sequences."};
   app.name("oomb");
@@ -79,9 +90,14 @@ int run(int argc, char** argv) {
   add_run_options(*evaluate, arguments, true);
   CLI::App* bench =
       app.add_subcommand("bench", "Check gradients, then measure how fast the run's step is, or a part of it");
-  add_run_options(*config, arguments, false);
   add_run_options(*bench, arguments, true);
   add_bench_options(*bench, arguments.bench);
+  CLI::App* plan = app.add_subcommand("plan", "Memory, speed and longest sequence of the run, before it starts");
+  add_run_options(*config, arguments, false);
+  add_run_options(*plan, arguments, true);
+  plan->add_flag("--json", arguments.json, "Print the plan as JSON");
+  plan->add_option("--calibration", arguments.calibration,
+                   "Measured steps (JSON of `oomb bench`) to correct the rates");
   evaluate->add_flag("--json", arguments.json, "Print {\"loss\", \"tokens\", \"checkpoint\"} as one line");
   config->add_flag("--reference", arguments.reference, "Print all settings as Markdown instead");
   try {
@@ -96,6 +112,9 @@ int run(int argc, char** argv) {
   const RunConfig settings = load_run_config(arguments.run_file, arguments.overrides);
   if (config->parsed()) return print(to_json(settings) + "\n");
 
+  if (plan->parsed()) return plan_run(settings, arguments);
+
+  control::refuse_unsupported(settings);
   control::catch_stop_signals();
   const std::filesystem::path worker = launch::find_worker(std::filesystem::read_symlink("/proc/self/exe"));
   const std::unique_ptr<launch::Launcher> launcher = launch::make_mpirun_launcher();

@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "configs/error.h"
+#include "configs/this_machine.h"
 #include "worker/bench/gradient_check.h"
 #include "worker/bench/machine.h"
 #include "worker/bench/measurements.h"
-#include "worker/train/memory_budget.h"
 #include "worker/train/run_options.h"
 
 namespace oomb::bench {

@@ -1,8 +1,8 @@
+#include "configs/this_machine.h"
 #include "worker/bench/measurements.h"
 #include "worker/bench/model_flops.h"
 #include "worker/bench/statistics.h"
 #include "worker/train/device_memory.h"
-#include "worker/train/memory_budget.h"
 
 namespace oomb::bench {
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "worker/train/memory_budget.h"
+#include "configs/this_machine.h"
 #if OOMB_HAVE_CUDA
 #include <cuda_runtime_api.h>
 #endif

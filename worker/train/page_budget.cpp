@@ -6,9 +6,9 @@
 #include <sstream>
 
 #include "configs/error.h"
+#include "configs/this_machine.h"
 #include "worker/tensor/segments.h"
 #include "worker/train/device_memory.h"
-#include "worker/train/memory_budget.h"
 
 namespace oomb {
 

@@ -12,12 +12,12 @@
 #include <sstream>
 
 #include "configs/error.h"
+#include "configs/this_machine.h"
 #include "worker/checkpoint/crc32c.h"
 #include "worker/data/token_stream.h"
 #include "worker/model/hf_folder.h"
 #include "worker/tensor/trace.h"
 #include "worker/train/device_memory.h"
-#include "worker/train/memory_budget.h"
 #include "worker/train/page_budget.h"
 #include "worker/train/run_options.h"
 #include "worker/train/step_profile.h"
@@ -240,8 +240,8 @@ void Trainer::load_trainer_state(const std::string& folder) {
   }
   steps_done_ = state["step"].get<int64_t>();
   if (mode_ == Mode::evaluate) return;
-  // The data position is a count of sequences, so it means the same sequences only if these agree; the optimizer's state
-  // is read as it was written. Checkpoints that do not say its format are older than the choice.
+  // The data position is a count of sequences, so it means the same sequences only if these agree; the optimizer's
+  // state is read as it was written. Checkpoints that do not say its format are older than the choice.
   const auto must_agree = [&](const char* key, const char* field, const nlohmann::json& now,
                               const nlohmann::json& unless_written = {}) {
     const nlohmann::json then = state.value(key, unless_written);

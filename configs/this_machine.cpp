@@ -1,4 +1,4 @@
-#include "worker/train/memory_budget.h"
+#include "configs/this_machine.h"
 
 #include <sched.h>
 

@@ -1,4 +1,4 @@
-// What is really left: memory of this process's control group, of the machine, and of the GPU.
+// What is really left of this machine: memory of this process's control group and of the machine, cores.
 #pragma once
 
 #include <cstdint>
