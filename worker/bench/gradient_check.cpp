@@ -15,6 +15,7 @@ namespace oomb::bench {
 namespace {
 
 constexpr uint64_t kSeed = 1;
+constexpr double kInnerRoundings = 10;  // see rounding_bound
 
 double unit_roundoff(at::ScalarType type) {
   switch (type) {
@@ -74,8 +75,10 @@ pages::PageMemory::Options memory_options(const pages::PageLayout& layout, const
   pages::PageMemory::Options o;
   const int64_t homes = layout.num_layers * layout.num_pages * layout.kv_slot_bytes;
   o.fast_bytes = homes / 2;
-  o.host_bytes = 2 * layout.num_layers * layout.num_pages * (layout.kv_slot_bytes + layout.gradient_slot_bytes);
   o.segment_bytes = 4 * std::max(layout.kv_slot_bytes, layout.gradient_slot_bytes);
+  // Each of the four arenas may end in a segment that is not full.
+  o.host_bytes =
+      layout.num_layers * layout.num_pages * (layout.kv_slot_bytes + layout.gradient_slot_bytes) + 4 * o.segment_bytes;
   if (device.is_cuda()) {
     o.fast = tensor_segments(at::TensorOptions().device(device));
     o.host = tensor_segments(at::TensorOptions().pinned_memory(true));
@@ -115,8 +118,9 @@ nlohmann::json GradientCheck::json() const {
 double rounding_bound(const TensorTypes& types, at::ScalarType slot_type, int64_t layers, int64_t longest_sum) {
   const double u = std::max(unit_roundoff(types.compute), unit_roundoff(slot_type));
   const double u_acc = unit_roundoff(types.acc());
-  const auto roundings = static_cast<double>(20 * layers + 6), terms = static_cast<double>(longest_sum);
-  return 3.0 * std::sqrt((roundings * u * u + terms * u_acc * u_acc) / 3.0);
+  const auto results = static_cast<double>(20 * layers + 6), terms = static_cast<double>(longest_sum);
+  const double variance = results * (u * u + kInnerRoundings * u_acc * u_acc) + terms * u_acc * u_acc;
+  return 3.0 * std::sqrt(variance / 3.0);
 }
 
 void compare_gradients(const model::Parameters& got, const model::Parameters& expected, GradientCheck& check) {
