@@ -7,8 +7,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "worker/bench/page_room.h"
 #include "worker/data/sequences.h"
-#include "worker/tensor/segments.h"
 
 namespace oomb::bench {
 
@@ -70,22 +70,6 @@ void randomise(model::Parameters& parameters) {
   parameters.refresh_weights();
 }
 
-// Half of the page homes in the fast tier, so that both tiers are read.
-pages::PageMemory::Options memory_options(const pages::PageLayout& layout, const at::Device& device) {
-  pages::PageMemory::Options o;
-  const int64_t homes = layout.num_layers * layout.num_pages * layout.kv_slot_bytes;
-  o.fast_bytes = homes / 2;
-  o.segment_bytes = 4 * std::max(layout.kv_slot_bytes, layout.gradient_slot_bytes);
-  // Each of the four arenas may end in a segment that is not full.
-  o.host_bytes =
-      layout.num_layers * layout.num_pages * (layout.kv_slot_bytes + layout.gradient_slot_bytes) + 4 * o.segment_bytes;
-  if (device.is_cuda()) {
-    o.fast = tensor_segments(at::TensorOptions().device(device));
-    o.host = tensor_segments(at::TensorOptions().pinned_memory(true));
-  }
-  return o;
-}
-
 struct Example {
   std::vector<int64_t> ids, labels;
 };
@@ -94,7 +78,7 @@ double run(model::Parameters& parameters, const PipelineOptions& options, const 
            const PipelineObserver& observer) {
   const pages::PageLayout layout = SequencePipeline::page_layout(parameters.config(), options, parameters.types(),
                                                                  static_cast<int64_t>(example.ids.size()));
-  pages::PageMemory memory(layout, memory_options(layout, parameters.types().device));
+  pages::PageMemory memory(layout, page_room(layout, parameters.types().device, Placement::split));
   SequencePipeline pipeline(&parameters, options, &memory);
   pipeline.set_observer(observer);
   parameters.zero_gradients();
