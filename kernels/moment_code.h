@@ -7,7 +7,8 @@
 // smallest power of two under which the block's largest magnitude still has a code above or at it.
 //
 // Why this and not a table such as the dynamic map of Dettmers et al. (arXiv 2110.02861):
-// - Neighbours differ by 1/8 to 1/15 of the value in every octave, so the relative error is below 1/8 for m and v, below
+// - Neighbours differ by 1/8 to 1/15 of the value in every octave, so the relative error is below 1/8 for m and v,
+// below
 //   1/16 for sqrt(v), however small an element is beside the block's largest. Maps with a fixed number of codes per
 //   decade or a linear part lose relative precision there, and Adam divides by it.
 // - The scale is a power of two, so a value on the grid stays on it whatever happens to the block's largest.
@@ -45,8 +46,8 @@ inline constexpr uint32_t kMagnitudeBits = 0x7fffffffu;
                     {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)});
 }
 
-/// Bits of the scale for a block whose largest magnitude has the bits `largest`. NaN, which every element then reads as,
-/// if that is not finite or above 1.75 * 2^127.
+/// Bits of the scale for a block whose largest magnitude has the bits `largest`. NaN, which every element then reads
+/// as, if that is not finite or above 1.75 * 2^127.
 [[gnu::always_inline]] constexpr uint32_t moment_scale_bits(uint32_t largest, uint32_t binades) {
   // The top code of a window is 1.75 times its top binade: above it the next binade is needed.
   const uint32_t top = (largest + 0x1fffffu) >> 23;

@@ -1,5 +1,6 @@
-// Counter-based random bits: a value is a function of (counter, key), so any of them can be made again, in any order, on
-// any device, without stored state. Philox4x32-10 of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC11).
+// Counter-based random bits: a value is a function of (counter, key), so any of them can be made again, in any order,
+// on any device, without stored state. Philox4x32-10 of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3"
+// (SC11).
 #pragma once
 
 #include <array>

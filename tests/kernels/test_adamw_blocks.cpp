@@ -221,7 +221,9 @@ TEST_P(AdamWBlocksTest, StepAndKeyChangeTheBits) {
   EXPECT_NE(results[0], results[2]);
 }
 
-double mean(const std::vector<double>& x) { return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size()); }
+double mean(const std::vector<double>& x) {
+  return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
+}
 
 TEST_P(AdamWBlocksTest, SmallUpdatesAreNotLost) {
   // 400 steps of 1e-4 from 1: half a bf16 step is 2e-3, so rounding to nearest would stay at 1 for ever. The spread of

@@ -106,7 +106,8 @@ void optimizer(const Inputs& in, bool baseline, std::vector<Bytes>* results) {
     for (int64_t i = 0; i < n; ++i) m_code[i] = v_code[i] = static_cast<uint8_t>(i * 37);
     const Buffer m_scale(Device::cpu, DType::f32, scales.read()), v_scale(Device::cpu, DType::f32, scales.read());
     const Buffer bare(Device::cpu, DType::bf16, master.read());
-    AdamW op{n, DType::f32, 1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, coded.data(), grad.data(), m_code.data(), v_code.data()};
+    AdamW op{n,   DType::f32, 1e-3,         0.9,         0.95,          1e-8,         0.1,
+             0.5, 7,          coded.data(), grad.data(), m_code.data(), v_code.data()};
     op.moments = Moments::int8;
     op.m_scale = static_cast<float*>(m_scale.data());
     op.v_scale = static_cast<float*>(v_scale.data());

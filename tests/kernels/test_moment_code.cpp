@@ -85,8 +85,8 @@ TEST(MomentCode, ScaleIsTheSmallestThatHoldsTheLargest) {
   for (const uint32_t binades : {kBinadesM, kBinadesV}) {
     const int64_t top_code = binades * 8 - 1;
     std::mt19937_64 engine(7);
-    std::vector<float> cases{1.0f, 1.75f, std::nextafter(1.75f, 2.0f), std::nextafter(2.0f, 0.0f), 2.0f, 3e-38f, 1e-35f,
-                             1.75f * std::ldexp(1.0f, 127)};
+    std::vector<float> cases{1.0f,   1.75f,  std::nextafter(1.75f, 2.0f),  std::nextafter(2.0f, 0.0f), 2.0f,
+                             3e-38f, 1e-35f, 1.75f * std::ldexp(1.0f, 127)};
     for (int i = 0; i < 1000; ++i) cases.push_back(std::exp2(std::uniform_real_distribution<float>(-90, 126)(engine)));
     for (const float largest : cases) {
       const float scale = scale_for(largest, binades);
@@ -132,8 +132,11 @@ TEST(StochasticBf16, ExpectedValueIsTheValueExactly) {
 TEST(StochasticBf16, WhatHasNoNeighbourToRoundTo) {
   for (const uint32_t random : {0u, 1u, 0x8000u, 0xffffu}) {
     for (const uint32_t sign : {0u, 0x8000u}) {
-      const auto round = [&](uint32_t bits) { return stochastic_bf16_bits(std::bit_cast<float>(bits | sign << 16), random); };
-      for (const uint32_t exact : {0u, 1u, 0x0080u, 0x3f80u, 0x7f7fu, 0x7f80u}) EXPECT_EQ(round(exact << 16), exact | sign);
+      const auto round = [&](uint32_t bits) {
+        return stochastic_bf16_bits(std::bit_cast<float>(bits | sign << 16), random);
+      };
+      for (const uint32_t exact : {0u, 1u, 0x0080u, 0x3f80u, 0x7f7fu, 0x7f80u})
+        EXPECT_EQ(round(exact << 16), exact | sign);
       EXPECT_EQ(round(0x7f7fffffu), 0x7f7f | sign);  // the largest float does not become infinite
       for (const uint32_t nan : {0x7f800001u, 0x7fc00000u, 0x7fffffffu}) {
         EXPECT_TRUE(std::isnan(bf16_value(round(nan))));
@@ -145,9 +148,9 @@ TEST(StochasticBf16, WhatHasNoNeighbourToRoundTo) {
 TEST(RoundingWords, DependOnAllThatKeysThem) {
   const auto base = rounding_words(1, 2, 3);
   EXPECT_EQ(base, rounding_words(1, 2, 3));
-  for (const auto& other : {rounding_words(2, 2, 3), rounding_words(1 | (uint64_t{1} << 40), 2, 3), rounding_words(1, 3, 3),
-                            rounding_words(1, 2 + (int64_t{1} << 40), 3), rounding_words(1, 2, 4),
-                            rounding_words(1, 2, 3 + (int64_t{1} << 40))}) {
+  for (const auto& other : {rounding_words(2, 2, 3), rounding_words(1 | (uint64_t{1} << 40), 2, 3),
+                            rounding_words(1, 3, 3), rounding_words(1, 2 + (int64_t{1} << 40), 3),
+                            rounding_words(1, 2, 4), rounding_words(1, 2, 3 + (int64_t{1} << 40))}) {
     for (size_t i = 0; i < 4; ++i) EXPECT_NE(base[i], other[i]);
   }
 }

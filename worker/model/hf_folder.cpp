@@ -204,8 +204,7 @@ void load_optimizer_state(Parameters& parameters, const std::string& folder) {
   for (Entry& entry : optimizer_entries(parameters)) {
     const checkpoint::TensorView* view = file.find(entry.spec.name);
     const std::string where = file.path() + ": tensor " + entry.spec.name;
-    if (view == nullptr)
-      throw InputError(where + " is missing; the file is damaged");
+    if (view == nullptr) throw InputError(where + " is missing; the file is damaged");
     read_state(*view, where, entry.rows);
   }
   parameters.refresh_weights();

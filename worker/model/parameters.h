@@ -68,8 +68,8 @@ class Parameters {
   /// name), so a layout change does not move the others' values. Drawn in acc and rounded, one parameter at a time.
   void initialise(uint64_t seed, double std);
 
-  /// Calls `read(hf_name, destination)` for every part; destination is a view of the master, or of the weight where there is none.
-  /// Afterwards the compute copies are refreshed.
+  /// Calls `read(hf_name, destination)` for every part; destination is a view of the master, or of the weight where
+  /// there is none. Afterwards the compute copies are refreshed.
   void load(const std::function<void(const std::string& hf_name, at::Tensor& destination)>& read);
   /// master -> weight, where they differ.
   void refresh_weights();

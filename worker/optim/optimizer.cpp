@@ -50,8 +50,8 @@ std::string first_not_finite(const model::Parameters& parameters) {
     at::Tensor sum = new_sum(parameters);
     // A block of coded moments that are not all finite has a scale that is not.
     const bool coded = p.m_scale.defined();
-    for (const at::Tensor& values : {p.master.defined() ? p.master : p.weight, coded ? p.m_scale : p.m,
-                                     coded ? p.v_scale : p.v}) {
+    for (const at::Tensor& values :
+         {p.master.defined() ? p.master : p.weight, coded ? p.m_scale : p.m, coded ? p.v_scale : p.v}) {
       add_squares(values, sum);
     }
     if (!std::isfinite(sum.item<double>())) return p.name;

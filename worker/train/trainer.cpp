@@ -271,8 +271,8 @@ void Trainer::load_trainer_state(const std::string& folder) {
   }
   steps_done_ = state["step"].get<int64_t>();
   if (mode_ == Mode::evaluate) return;
-  // The data position is a count of sequences, so it means the same sequences only if these agree; the optimizer's state
-  // is read as it was written. Checkpoints that do not say its format are older than the choice.
+  // The data position is a count of sequences, so it means the same sequences only if these agree; the optimizer's
+  // state is read as it was written. Checkpoints that do not say its format are older than the choice.
   const auto must_agree = [&](const char* key, const char* field, const nlohmann::json& now,
                               const nlohmann::json& unless_written = {}) {
     const nlohmann::json then = state.value(key, unless_written);
