@@ -17,7 +17,8 @@
 // Rounding is stochastic: the expected value of a stored moment is the moment. With rounding to nearest a moment sticks
 // as soon as one step changes it by less than half a code, and 1 - beta2 is far below the 1/16 that this would take. v
 // is the exception below `scale`: there every positive v becomes code 1, upwards, because m / sqrt(0) would explode
-// where m / sqrt(scale) is merely too small.
+// where m / sqrt(scale) is merely too small. The least m over the root of the least v is about the ratio of the block's
+// largest ones, so an m rounded up to its least code over a v at its least stays an ordinary step.
 #pragma once
 
 #include <array>

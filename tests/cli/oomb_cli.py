@@ -318,6 +318,16 @@ class CliTest(unittest.TestCase):
             self.assertEqual(len(data), size, name)
             self.assertEqual(crc32c(data), crc, name)
 
+    def mark_whole(self, folder):
+        """The marker anew, after a test has changed a file on purpose."""
+        text = f"oomb-checkpoint 1\nstep {int(folder.name[5:])}\n"
+        for path in sorted(folder.iterdir()):
+            if path.name != "DONE":
+                data = path.read_bytes()
+                text += f"file {crc32c(data):08x} {len(data)} {path.name}\n"
+        (folder / "DONE").write_text(text + f"end {crc32c(text.encode()):08x}\n")
+        self.expect_whole_checkpoint(folder)
+
     def expect_equal_checkpoints(self, first, second):
         for name in ("model.safetensors", "optimizer.safetensors", "trainer.json", "config.json"):
             self.assertEqual(hashlib.sha256((first / name).read_bytes()).hexdigest(),

@@ -155,8 +155,8 @@ class Rules(CliTest):
             self.expect_refused("trainer.json", 'train.master_weights was "stochastic_rounding" and is now "fp32"',
                                 settings=[*bare, f"train.master_weights={master}"])
         # What is named is all that is in the way: the weights alone may be gone on from.
-        self.train("train.compute_dtype=bf16", f"model.path={self.checkpoint(2, 'bare')}", "model.config=",
-                   "checkpoint.resume=never", "run.dir=anew")
+        self.write_run("anew.yaml", model={"path": str(self.checkpoint(2, "bare")), "config": ""}, run={"dir": "anew"})
+        self.train("train.compute_dtype=bf16", run="anew.yaml")
         self.train(*bare)
         self.assertEqual(self.checkpoint_steps("bare"), [2, 4])
 
@@ -164,7 +164,8 @@ class Rules(CliTest):
         state = self.checkpoint(2) / "trainer.json"
         text = json.loads(state.read_text())
         self.assertEqual((text.pop("optimizer_state"), text.pop("master_weights")), ("fp32", "fp32"))
-        self.rewrite(self.checkpoint(2), "trainer.json", json.dumps(text).encode())
+        state.write_text(json.dumps(text))
+        self.mark_whole(self.checkpoint(2))
         self.expect_refused("trainer.json", "train.optimizer_state", settings=["train.optimizer_state=int8"])
         self.assertIn("resumed after step 2", self.train().out)
 

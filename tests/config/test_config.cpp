@@ -319,6 +319,7 @@ TEST(Config, RulesNameAllTheirSettings) {
       {{"attention.votes=previous_tile", "attention.chunk_pages=64"}, "attention.votes", "attention.chunk_pages"},
       {{"train.warmup_steps=101"}, "train.warmup_steps", "train.steps"},
       {{"train.master_weights=stochastic_rounding"}, "train.master_weights", "train.compute_dtype"},
+      {{"train.optimizer_state=int8", "train.compute_dtype=fp64"}, "train.optimizer_state", "train.compute_dtype"},
       {{"train.compute_dtype=fp64", "pages.grad_dtype=fp32"}, "pages.grad_dtype", "train.compute_dtype"},
       {{"model.path=x"}, "model.path", "model.config"},
       {{"data.kind=text"}, "data.paths", "data.kind"},
@@ -406,6 +407,7 @@ TEST(Config, JsonRoundTripIsExact) {
     config.attention.chunk_pages = 0;
     config.train.warmup_steps = 0;
     config.train.master_weights = MasterWeights::kAuto;
+    config.train.optimizer_state = OptimizerState::kFp32;
     config.pages.grad_dtype = PageGradDtype::kAuto;
     config.timeouts.lost_seconds = 2.5 * config.timeouts.heartbeat_seconds;
     config.timeouts.heartbeat_seconds /= 10;

@@ -38,8 +38,9 @@ ALL_ATTENTION_FUNCTIONS.register("without_groups", attention_without_groups)
 def make_model():
     torch.manual_seed(5)
     config = Qwen2Config(hidden_size=3584, intermediate_size=18944, num_hidden_layers=2, num_attention_heads=28,
-                         num_key_value_heads=4, vocab_size=32768, rope_theta=1e6, rms_norm_eps=1e-6,
-                         tie_word_embeddings=False, max_position_embeddings=1 << 20, attn_implementation="sdpa")
+                         num_key_value_heads=4, vocab_size=32768, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+                         rms_norm_eps=1e-6, tie_word_embeddings=False, max_position_embeddings=1 << 20,
+                         attn_implementation="sdpa")
     model = Qwen2ForCausalLM(config).cuda().bfloat16()
     with torch.no_grad():
         for name, p in model.named_parameters():
