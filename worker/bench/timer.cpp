@@ -56,22 +56,22 @@ double event_seconds(const at::Device& device, const std::function<void()>& call
 }  // namespace
 #endif
 
-Timer::Timer(const at::Device& device) : device_(device) {
-#if OOMB_HAVE_CUDA
-  if (device.is_cuda()) {
-    flush_ = at::empty({kCacheFactor * cache_bytes(device)}, at::TensorOptions().dtype(at::kByte).device(device));
-  }
-#endif
-}
-
 const char* Timer::clock() const { return device_.is_cuda() ? "events on the stream" : "steady clock"; }
 
-int64_t Timer::flushed_bytes() const { return flush_.defined() ? flush_.numel() : 0; }
+int64_t Timer::flushed_bytes() const {
+#if OOMB_HAVE_CUDA
+  if (device_.is_cuda()) return kCacheFactor * cache_bytes(device_);
+#endif
+  return 0;
+}
 
 std::vector<double> Timer::time(const Repeats& repeats, const std::function<void()>& call) const {
   std::vector<double> seconds;
+  const int64_t bytes = flushed_bytes();
+  at::Tensor flush;  // of this call only: it must not count in the peak of what is measured next
+  if (bytes > 0) flush = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device_));
   for (int64_t i = 0; i < repeats.warmup + repeats.count; ++i) {
-    if (flush_.defined()) flush_.fill_(i & 1);
+    if (flush.defined()) flush.fill_(i & 1);
     double taken = 0;
 #if OOMB_HAVE_CUDA
     if (device_.is_cuda()) taken = event_seconds(device_, call);

@@ -17,7 +17,7 @@ struct Repeats {
 /// Not thread-safe. Works on the device's current stream.
 class Timer {
  public:
-  explicit Timer(const at::Device& device);
+  explicit Timer(const at::Device& device) : device_(device) {}
 
   /// Seconds of each of `repeats.count` calls that follow `repeats.warmup` untimed ones.
   std::vector<double> time(const Repeats& repeats, const std::function<void()>& call) const;
@@ -28,7 +28,6 @@ class Timer {
 
  private:
   at::Device device_;
-  at::Tensor flush_;
 };
 
 }  // namespace oomb::bench
