@@ -147,6 +147,7 @@ void check_messages(Group& group) {
     }
   }
   group.transport->set_sink(nullptr);
+  group.collectives->barrier(in_seconds(kPatience));  // or the next sink's messages would come to this one
 }
 
 int step(std::uint64_t seed) {
