@@ -139,7 +139,8 @@ class Transport {
   virtual void mark_readable(const void* /*begin*/, std::int64_t /*bytes*/) {}
   virtual void mark_freed(const void* /*begin*/, std::int64_t /*bytes*/) {}
 
-  /// Fails the transport with Aborted; wakes every wait. Peers are not told: they see silence or a closed endpoint.
+  /// Fails the transport with Aborted; wakes every wait. Over UCX the peers are told and lose this worker at once; a
+  /// failure of another kind is told as well, so that all name the same worker. The twin's peers are not told.
   virtual void abort(const std::string& reason) = 0;
   /// Empty as long as the transport works.
   virtual const Failure* failure() const = 0;

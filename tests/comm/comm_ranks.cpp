@@ -9,11 +9,14 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -30,11 +33,11 @@
 namespace oomb::comm {
 namespace {
 
-constexpr double kLostSeconds = 1.0;
+constexpr double kLostSeconds = 2.0;
 constexpr double kPatience = 60;  // no step of these tests takes that long on a busy machine
 
 struct Group {
-  Group() {
+  explicit Group(double lost_seconds) {
     const auto gather = [this](const std::string& own) {
       return collectives->all_gather_bytes(own, in_seconds(kPatience));
     };
@@ -43,7 +46,7 @@ struct Group {
     UcxOptions options;
     options.rank = collectives->rank();
     options.size = collectives->size();
-    options.lost_seconds = kLostSeconds;
+    options.lost_seconds = lost_seconds;
     options.goodbye_seconds = 20;
     transport = make_ucx_transport(options, gather);
   }
@@ -100,11 +103,59 @@ void check_gets(Group& group) {
   }
 }
 
+// Keeps bodies by their length.
+class Received : public MessageSink {
+ public:
+  void on_message(int peer, MessageKind, std::span<const std::byte> body) override {
+    const std::lock_guard lock(mutex_);
+    bodies_[{peer, body.size()}].assign(body.begin(), body.end());
+    changed_.notify_all();
+  }
+  void on_failure(const Failure&) override {}
+  std::vector<std::byte> take(int peer, std::size_t length) {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_until(lock, in_seconds(kPatience), [&] { return bodies_.contains({peer, length}); })) {
+      throw std::runtime_error("no message of " + std::to_string(length) + " bytes came");
+    }
+    return bodies_[{peer, length}];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::pair<int, std::size_t>, std::vector<std::byte>> bodies_;
+};
+
+// Bodies of all sizes arrive whole, before and after there is a sink.
+void check_messages(Group& group) {
+  Received received;
+  const std::vector<std::size_t> lengths = {0, 1, 8191, 65536, (std::size_t{9} << 20) + 3};
+  const auto body_of = [](int rank, std::size_t length) {
+    std::vector<std::byte> body(length);
+    for (std::size_t i = 0; i < length; ++i)
+      body[i] = static_cast<std::byte>(i * 7 + i / 255 + static_cast<std::size_t>(rank));
+    return body;
+  };
+  for (const std::size_t length : lengths) {
+    if (length == 8191) group.transport->set_sink(&received);
+    group.transport->send_to_all(MessageKind::kUser, body_of(group.rank(), length));
+  }
+  for (int peer = 0; peer < group.size(); ++peer) {
+    for (const std::size_t length : lengths) {
+      if (peer == group.rank()) continue;
+      expect(received.take(peer, length) == body_of(peer, length), "a message of " + std::to_string(length) + " bytes");
+    }
+  }
+  group.transport->set_sink(nullptr);
+  group.collectives->barrier(in_seconds(kPatience));  // or the next sink's messages would come to this one
+}
+
 int step(std::uint64_t seed) {
   test::ToyMemory memory;  // outlives the transport
-  Group group;
+  Group group(30);         // starved ranks of a busy machine are not lost
   test::check_collectives(*group.collectives, kPatience);
   check_gets(group);
+  check_messages(group);
   test::ToyOptions options;
   options.seed = seed;
   options.num_steps = 2;
@@ -116,6 +167,20 @@ int step(std::uint64_t seed) {
   std::printf("rank %d: %s\n", group.rank(), describe(link, *group.transport).c_str());
   group.collectives->barrier(in_seconds(kPatience));
   return 0;
+}
+
+void pause() {
+  Group group(8);
+  const int victim = group.size() - 1;
+  const auto pids = group.collectives->all_gather_bytes(std::to_string(getpid()), in_seconds(kPatience));
+  if (group.rank() == 0) {
+    const auto pid = static_cast<pid_t>(std::stol(pids[static_cast<std::size_t>(victim)]));
+    kill(pid, SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::seconds(3));  // more than a heartbeat, less than a loss
+    kill(pid, SIGCONT);
+  }
+  group.collectives->barrier(in_seconds(kPatience));
+  check_gets(group);
 }
 
 // --- faults ---------------------------------------------------------------------------------------------------------
@@ -152,21 +217,26 @@ void wait_in(const std::string& where, Group& group, PageExchange& exchange, std
 // Never returns to main: MPI cannot be finalised with a rank that is gone.
 [[noreturn]] void fault(const std::string& where, const std::string& how) {
   std::vector<double> memory(200000);  // outlives the transport
-  Group group;
-  PageExchange exchange(group.transport.get(), {});
-  exchange.begin_sequence(shape_of(group.size()));
+  Group group(kLostSeconds);
+  auto exchange = std::make_unique<PageExchange>(group.transport.get(), PageExchange::Options{});
+  exchange->begin_sequence(shape_of(group.size()));
   const int victim = group.size() - 1;
   const auto pids = group.collectives->all_gather_bytes(std::to_string(getpid()), in_seconds(kPatience));
   group.collectives->barrier(in_seconds(kPatience));
   if (group.rank() == victim) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the others are waiting by then, most often
+    if (how == "abort") {
+      group.transport->abort("a test");
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      _exit(0);
+    }
     raise(how == "kill" ? SIGKILL : SIGSTOP);
     _exit(3);
   }
   const Deadline begun = Clock::now();
   int status = 1;
   try {
-    wait_in(where, group, exchange, memory);
+    wait_in(where, group, *exchange, memory);
   } catch (const PeerLost& lost) {
     const double seconds = std::chrono::duration<double>(Clock::now() - begun).count();
     std::printf("rank %d: after %.2f s: %s\n", group.rank(), seconds, lost.what());
@@ -174,6 +244,11 @@ void wait_in(const std::string& where, Group& group, PageExchange& exchange, std
   } catch (const std::exception& error) {
     std::printf("rank %d: not a lost peer: %s\n", group.rank(), error.what());
   }
+  // Closing after a failure takes no peer's help and little time.
+  const Deadline closing = Clock::now();
+  exchange.reset();
+  group.transport.reset();
+  if (Clock::now() - closing > std::chrono::seconds(10)) status = 1;
   if (status == 0) std::printf("rank %d ok\n", group.rank());
   std::fflush(stdout);
   if (group.rank() == 0) {
@@ -196,10 +271,12 @@ int main(int argc, char** argv) {
   try {
     if (mode == "step") {
       oomb::comm::step(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
+    } else if (mode == "pause") {
+      oomb::comm::pause();
     } else if (mode == "fault" && argc == 4) {
       oomb::comm::fault(argv[2], argv[3]);
     } else {
-      throw std::runtime_error("usage: comm_ranks step [SEED] | fault WHERE HOW");
+      throw std::runtime_error("usage: comm_ranks step [SEED] | pause | fault WHERE HOW");
     }
     std::printf("rank %d ok\n", rank);
     MPI_Finalize();

@@ -2,6 +2,7 @@
 """Starts comm_ranks under mpirun and checks that every rank did what it should and that nothing is left behind.
 
 usage: run_ranks.py PROGRAM RANKS TRANSPORTS step SEED
+       run_ranks.py PROGRAM RANKS TRANSPORTS pause
        run_ranks.py PROGRAM RANKS TRANSPORTS fault WHERE HOW
 TRANSPORTS is UCX_TLS, or `any`.
 """
@@ -85,7 +86,7 @@ def main():
     ok = [f"rank {rank} ok" in output for rank in range(survivors)]
     if not all(ok):
         sys.exit(f"ranks without their 'ok': {[rank for rank, good in enumerate(ok) if not good]}")
-    if mode == "step" and run.returncode != 0:
+    if mode != "fault" and run.returncode != 0:
         sys.exit(f"mpirun ended with {run.returncode}")
     for _ in range(50):
         alive, left = alive_with(marker.encode()), left_in_shared_memory(before)

@@ -347,7 +347,6 @@ TEST_F(TwinPair, OldSequencesAreDroppedAndNewOnesKept) {
   exchange.end_sequence(in_seconds(1));
   EXPECT_THROW(exchange.begin_sequence(first), std::logic_error);
   other.publish(0, 3, pages, {});
-  WireWriter user(0);
   while (exchange.counters().stale == 0) std::this_thread::yield();
   EXPECT_EQ(exchange.counters().held_bytes, 0);
 }
