@@ -129,4 +129,11 @@ Plan load_plan(const RunConfig& config, const MachineFacts& facts, const Calibra
   return make_plan(config, model, hardware, calibration);
 }
 
+std::optional<Plan> plan_where_known(const RunConfig& config, const MachineFacts& facts) {
+  const bool known_gpus = config.train.device != DeviceKind::kCpu && !facts.gpus.empty() &&
+                          std::all_of(facts.gpus.begin(), facts.gpus.end(), is_known_gpu);
+  if (config.topology.file.empty() && !known_gpus) return std::nullopt;
+  return load_plan(config, facts);
+}
+
 }  // namespace oomb::plan

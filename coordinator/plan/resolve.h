@@ -20,6 +20,9 @@ struct MachineFacts {
 };
 MachineFacts this_machine();
 
+/// Whether memory and peak of a GPU are known by its model.
+bool is_known_gpu(const std::string& model);
+
 /// Of one worker, in flop/s, bytes/s and seconds.
 struct Rates {
   double gemm = 0, attention_forward = 0, attention_backward = 0, select = 0, copy = 0;
