@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "configs/error.h"
+#include "coordinator/plan/interfaces.h"
 #include "coordinator/plan/max_sequence.h"
 #include "worker/sizes/page_demand.h"
 
@@ -126,7 +127,13 @@ Plan load_plan(const RunConfig& config, const MachineFacts& facts, const Calibra
   check_degrees(config, hardware, place);
   const bool trained = !config.model.path.empty();
   const model::ModelConfig model = model::read_hf_config((trained ? config.model.path : config.model.config).string());
-  return make_plan(config, model, hardware, calibration);
+  Plan plan = make_plan(config, model, hardware, calibration);
+  // Other nodes' interfaces are known when their workers are there.
+  if (topology.nodes.automatic && hardware.nodes == 1 && !facts.interfaces.empty()) {
+    const NodeInterfaces here{facts.host, facts.interfaces};
+    plan.notes.push_back(choose_interfaces({&here, 1}, topology.interfaces).text());
+  }
+  return plan;
 }
 
 std::optional<Plan> plan_where_known(const RunConfig& config, const MachineFacts& facts) {

@@ -195,6 +195,7 @@ MachineFacts this_machine() {
   facts.gpus = gpu_models();
   facts.memory_bytes = available_host_bytes();
   facts.cores = available_cores();
+  facts.interfaces = local_interfaces();
   return facts;
 }
 

@@ -27,7 +27,7 @@ const char kConfigs[] = OOMB_SOURCE_FOLDER "/configs/";
 RunConfig ready(const std::string& name, const Settings& settings = {}) {
   return load_run_config(kConfigs + name + ".yaml", settings);
 }
-MachineFacts machine() { return {{}, "here", {}, std::int64_t{24} << 30, 2}; }
+MachineFacts machine() { return {{}, "here", {}, std::int64_t{24} << 30, 2, {}}; }
 Plan plan_of(const RunConfig& config) { return load_plan(config, machine()); }
 
 std::string error_of(const std::function<void()>& action) {
@@ -109,6 +109,13 @@ TEST(Plan, DemosOnThisMachine) {
     EXPECT_EQ(plan.memory.total(Tier::kHbm), 0);
     EXPECT_GT(plan.tokens_per_second(), 1000);
   }
+}
+
+TEST(Plan, ShowsTheInterfaceOfThisMachine) {
+  MachineFacts facts = machine();
+  facts.interfaces = {{"lo", "127.0.0.1", 8, true, true, 0}, {"eth0", "10.0.0.5", 24}};
+  const Plan plan = load_plan(ready("local"), facts);
+  EXPECT_NE(table(plan).find("note: network: lo (127.0.0.0/8) on 1 node\n"), std::string::npos) << table(plan);
 }
 
 TEST(Plan, ThousandGpusPlanQuickly) {
