@@ -63,6 +63,10 @@ void add_notes(const RunConfig& config, const model::ModelConfig& model, Plan& p
     plan.notes.push_back("assumed: unions of selected pages as with random weights");
   if (plan.fits() && !plan.memory.fits_at_most)
     plan.notes.push_back("fits as expected; not if chunks select as many pages as the rules allow");
+  if (config.pipeline.sequences_in_flight > 1)
+    plan.notes.push_back("sequences in flight count for memory; the time is that of one after another");
+  if (plan.exchange == Exchange::kRing)
+    plan.notes.push_back("a ring's bytes, in the order of work of chunks; the time of ring attention itself differs");
   if (config.sequence.length > model.max_position_embeddings)
     plan.notes.push_back("sequence.length is above the model's max_position_embeddings " +
                          std::to_string(model.max_position_embeddings));

@@ -124,6 +124,13 @@ TEST(Plan, ThousandGpusPlanQuickly) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
+TEST(Plan, HugeSequencesPlanQuicklyToo) {
+  const auto start = std::chrono::steady_clock::now();
+  const Plan plan = plan_of(ready("qwen2.5-7b-64m-128nodes", {"sequence.length=34359738368"}));  // 8M chunks
+  EXPECT_FALSE(plan.fits());
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+}
+
 TEST(Plan, OddLengthsAndWorkers) {
   for (const std::int64_t length : {1, 127, 4096, 4097, 1'000'003}) {
     for (const std::int64_t workers : {1, 3, 7, 8}) {
@@ -182,6 +189,9 @@ TEST(Plan, DegreesThatDoNotFit) {
   error = error_of([] { plan_of(ready("qwen2.5-7b-64m-128nodes", {"train.sequences_per_step=15"})); });
   EXPECT_NE(error.find("topology.workers: 1024"), std::string::npos) << error;
   EXPECT_NE(error.find("train.sequences_per_step 15"), std::string::npos) << error;
+  error = error_of([] { plan_of(ready("copy", {"sequence.length=1099511627776"})); });
+  EXPECT_NE(error.find("sequence.length: 1099511627776 tokens"), std::string::npos) << error;
+  EXPECT_NE(error.find("sequence.chunk 256"), std::string::npos) << error;
   error = error_of([] { plan_of(ready("local", {"train.device=cuda"})); });
   EXPECT_NE(error.find("train.device"), std::string::npos) << error;
   EXPECT_NE(error.find("gpus_per_node"), std::string::npos) << error;
