@@ -73,6 +73,18 @@ int plan_run(const RunConfig& settings, const Arguments& arguments) {
   return print(arguments.json ? plan::to_json(plan) + "\n" : plan::table(plan));
 }
 
+// Shows what to expect of a run; refuses one that cannot fit.
+void check_plan(const RunConfig& settings) {
+  const std::optional<plan::Plan> plan = plan::plan_where_known(settings, plan::this_machine());
+  if (!plan) return;
+  if (plan->fits()) {
+    print(plan::short_form(*plan) + "\n");
+    return;
+  }
+  std::fputs(plan::table(*plan).c_str(), stderr);
+  throw InputError("the run does not fit: " + plan->binds + "; the plan above says what would");
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Trains decoder language models on very long sequences."};
   app.name("oomb");
@@ -115,6 +127,7 @@ int run(int argc, char** argv) {
   if (plan->parsed()) return plan_run(settings, arguments);
 
   control::refuse_unsupported(settings);
+  if (train->parsed()) check_plan(settings);
   control::catch_stop_signals();
   const std::filesystem::path worker = launch::find_worker(std::filesystem::read_symlink("/proc/self/exe"));
   const std::unique_ptr<launch::Launcher> launcher = launch::make_mpirun_launcher();

@@ -20,6 +20,12 @@ void check_degrees(const RunConfig& config, const Hardware& hardware, const std:
                      std::to_string(hardware.workers_per_node) + " = " + std::to_string(room) + "; allowed: at most " +
                      std::to_string(room));
   }
+  const std::int64_t chunks = ceil_div(config.sequence.length, config.sequence.chunk);
+  if (chunks > kMaxChunks) {
+    throw InputError("sequence.length: " + std::to_string(config.sequence.length) + " tokens are " +
+                     std::to_string(chunks) + " chunks of sequence.chunk " + std::to_string(config.sequence.chunk) +
+                     "; allowed: at most " + std::to_string(kMaxChunks) + " chunks");
+  }
   if (!possible_layouts(config).empty()) return;
   throw InputError("topology.workers: " + std::to_string(workers) +
                    " workers cannot be divided into equal groups of at most " + std::to_string(kMaxGroupWorkers) +

@@ -11,6 +11,9 @@ namespace oomb::plan {
 /// Page means are published to every worker of a group, so a group stays small; beyond that, data parallel.
 inline constexpr std::int64_t kMaxGroupWorkers = 64;
 
+/// Beyond this many chunks of a sequence nothing is planned.
+inline constexpr std::int64_t kMaxChunks = std::int64_t{1} << 24;
+
 struct Layout {
   std::int64_t workers = 1;              // of the whole run
   std::int64_t group_workers = 1;        // W of each group
@@ -19,7 +22,7 @@ struct Layout {
 };
 
 /// InputError, naming both fields, for more workers than the hardware has or than groups of 64 for the sequences of a
-/// step can use. `topology` names the file.
+/// step can use, and for more chunks than kMaxChunks. `topology` names the file.
 void check_degrees(const RunConfig& config, const Hardware& hardware, const std::string& topology);
 
 /// Layouts to choose from, best first: fewest rounds of chunks on the way to a step, then most groups, which exchange

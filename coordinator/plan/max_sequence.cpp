@@ -8,9 +8,6 @@
 namespace oomb::plan {
 namespace {
 
-// Beyond this many chunks a plan is no longer about a machine; the bisection stops there.
-constexpr std::int64_t kMaxChunks = std::int64_t{1} << 24;
-
 bool fits(const RunConfig& config, const model::ModelConfig& model, const Hardware& hardware) {
   return fit_layout(config, model, hardware).memory.fits();
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "configs/error.h"
+#include "coordinator/plan/interfaces.h"
 #include "coordinator/plan/max_sequence.h"
 #include "worker/sizes/page_demand.h"
 
@@ -62,6 +63,10 @@ void add_notes(const RunConfig& config, const model::ModelConfig& model, Plan& p
     plan.notes.push_back("assumed: unions of selected pages as with random weights");
   if (plan.fits() && !plan.memory.fits_at_most)
     plan.notes.push_back("fits as expected; not if chunks select as many pages as the rules allow");
+  if (config.pipeline.sequences_in_flight > 1)
+    plan.notes.push_back("sequences in flight count for memory; the time is that of one after another");
+  if (plan.exchange == Exchange::kRing)
+    plan.notes.push_back("a ring's bytes, in the order of work of chunks; the time of ring attention itself differs");
   if (config.sequence.length > model.max_position_embeddings)
     plan.notes.push_back("sequence.length is above the model's max_position_embeddings " +
                          std::to_string(model.max_position_embeddings));
@@ -126,7 +131,20 @@ Plan load_plan(const RunConfig& config, const MachineFacts& facts, const Calibra
   check_degrees(config, hardware, place);
   const bool trained = !config.model.path.empty();
   const model::ModelConfig model = model::read_hf_config((trained ? config.model.path : config.model.config).string());
-  return make_plan(config, model, hardware, calibration);
+  Plan plan = make_plan(config, model, hardware, calibration);
+  // Other nodes' interfaces are known when their workers are there.
+  if (topology.nodes.automatic && hardware.nodes == 1 && !facts.interfaces.empty()) {
+    const NodeInterfaces here{facts.host, facts.interfaces};
+    plan.notes.push_back(choose_interfaces({&here, 1}, topology.interfaces).text());
+  }
+  return plan;
+}
+
+std::optional<Plan> plan_where_known(const RunConfig& config, const MachineFacts& facts) {
+  const bool known_gpus = config.train.device != DeviceKind::kCpu && !facts.gpus.empty() &&
+                          std::all_of(facts.gpus.begin(), facts.gpus.end(), is_known_gpu);
+  if (config.topology.file.empty() && !known_gpus) return std::nullopt;
+  return load_plan(config, facts);
 }
 
 }  // namespace oomb::plan

@@ -59,4 +59,8 @@ Plan make_plan(const RunConfig& config, const model::ModelConfig& model, const H
 /// check_degrees.
 Plan load_plan(const RunConfig& config, const MachineFacts& facts, const Calibration* calibration = nullptr);
 
+/// The same where the hardware is known: a topology is given, or the run computes on this machine's GPUs and these are
+/// known by their model. Nothing else: a run is then left to the workers' own checks.
+std::optional<Plan> plan_where_known(const RunConfig& config, const MachineFacts& facts);
+
 }  // namespace oomb::plan

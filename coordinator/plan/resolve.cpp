@@ -34,6 +34,12 @@ constexpr double kSelectPart = 263.0 / 989, kCopyPart = 4.24 / 4.8;
 // One core of a CPU worker: the order of magnitude of an AVX2 core in fp32.
 constexpr double kCoreFlops = 25e9, kCoreBytes = 5e9;
 
+const KnownGpu* find_gpu(const std::string& model) {
+  const auto found = std::find_if(std::begin(kKnownGpus), std::end(kKnownGpus),
+                                  [&](const KnownGpu& gpu) { return model.find(gpu.name) != std::string::npos; });
+  return found == std::end(kKnownGpus) ? nullptr : found;
+}
+
 std::int64_t variable(const MachineFacts& facts, const char* name, std::int64_t otherwise) {
   const auto found = facts.environment.find(name);
   if (found == facts.environment.end() || found->second.empty()) return otherwise;
@@ -91,10 +97,8 @@ class Resolver {
     if (!out_.gpu) return;
     out_.gpu_name = topology_.gpu.name;
     if (out_.gpu_name.empty() && !facts_.gpus.empty()) out_.gpu_name = facts_.gpus.front();
-    const auto known = std::find_if(std::begin(kKnownGpus), std::end(kKnownGpus), [&](const KnownGpu& gpu) {
-      return out_.gpu_name.find(gpu.name) != std::string::npos;
-    });
-    const bool is_known = known != std::end(kKnownGpus);
+    const KnownGpu* known = find_gpu(out_.gpu_name);
+    const bool is_known = known != nullptr;
     const std::string named = out_.gpu_name.empty() ? "an unnamed GPU" : "GPU " + out_.gpu_name;
     if (topology_.gpu.memory.automatic && !is_known)
       fail("gpu.memory: auto, and that of " + named + " is not known; allowed: a size such as 80GiB");
@@ -176,6 +180,8 @@ std::vector<std::string> gpu_models() {
 
 }  // namespace
 
+bool is_known_gpu(const std::string& model) { return find_gpu(model) != nullptr; }
+
 MachineFacts this_machine() {
   MachineFacts facts;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -189,6 +195,7 @@ MachineFacts this_machine() {
   facts.gpus = gpu_models();
   facts.memory_bytes = available_host_bytes();
   facts.cores = available_cores();
+  facts.interfaces = local_interfaces();
   return facts;
 }
 

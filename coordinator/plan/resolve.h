@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "configs/topology.h"
+#include "coordinator/plan/interfaces.h"
 
 namespace oomb::plan {
 
@@ -17,8 +18,12 @@ struct MachineFacts {
   std::vector<std::string> gpus;  // models, such as "NVIDIA H200"
   std::int64_t memory_bytes = 0;  // that a process may take
   std::int64_t cores = 1;
+  std::vector<Interface> interfaces;
 };
 MachineFacts this_machine();
+
+/// Whether memory and peak of a GPU are known by its model.
+bool is_known_gpu(const std::string& model);
 
 /// Of one worker, in flop/s, bytes/s and seconds.
 struct Rates {

@@ -9,6 +9,15 @@ namespace {
 
 double real(std::int64_t value) { return static_cast<double>(value); }
 
+constexpr std::int64_t kSimulatedChunks = 1 << 17;
+
+void scale(StepTime& time, double factor) {
+  for (double* seconds : {&time.total, &time.pass1, &time.pass2, &time.compute, &time.wait_means, &time.wait_pages,
+                          &time.wait_host, &time.wait_contributions, &time.tail}) {
+    *seconds *= factor;
+  }
+}
+
 // A link or engine that serves one transfer after another.
 struct Channel {
   double free_at = 0;
@@ -55,8 +64,10 @@ class Simulation {
 
   // One sequence; all workers begin together.
   StepTime run() {
+    const std::int64_t chunks = grid_.num_chunks(), every = (chunks + kSimulatedChunks - 1) / kSimulatedChunks;
+    const std::vector<Task> order = order_of_work(chunks, in_.layout.group_workers, 0, in_.memory, every);
     bool second = false;
-    for (const Task& task : order_of_work(grid_.num_chunks(), in_.layout.group_workers, 0, in_.memory)) {
+    for (const Task& task : order) {
       if (task.work == Work::kBackward && !second) {
         second = true;
         pass1_ = latest();
@@ -69,7 +80,7 @@ class Simulation {
         backward(task);
       }
     }
-    return summary();
+    return summary(2 * real(chunks) / real(static_cast<std::int64_t>(order.size())));
   }
 
  private:
@@ -183,7 +194,8 @@ class Simulation {
     }
   }
 
-  StepTime summary() const {
+  // Each simulated chunk stands for `weight` chunks.
+  StepTime summary(double weight) const {
     StepTime mean;
     const double end = latest(), count = real(in_.layout.group_workers);
     for (const Worker& w : workers_) {
@@ -197,6 +209,7 @@ class Simulation {
     mean.pass1 = pass1_;
     mean.pass2 = end - pass1_;
     mean.total = end;
+    scale(mean, weight);
     return mean;
   }
 
@@ -217,24 +230,27 @@ class Simulation {
 }  // namespace
 
 std::vector<Task> order_of_work(std::int64_t chunks, std::int64_t workers, std::int64_t offset,
-                                const MemoryPlan& memory) {
+                                const MemoryPlan& memory, std::int64_t every) {
   std::vector<Task> order;
-  order.reserve(static_cast<std::size_t>(2 * chunks));
-  const auto task = [&](Work work, std::int64_t chunk) {
-    const std::int64_t newer = (chunks - 1 - chunk) / workers;  // chunks of the same worker after this one
-    return Task{work, chunk, owner_of(chunk, offset, workers), newer < memory.kept_chunks, newer < memory.whole_chunks};
-  };
-  for (std::int64_t s = 0; s < chunks; ++s) order.push_back(task(Work::kFill, s));
-  for (std::int64_t s = chunks - 1; s >= 0; --s) order.push_back(task(Work::kBackward, s));
+  order.reserve(static_cast<std::size_t>(2 * chunks / every + 4 * workers));
+  // `newer`: chunks of the same worker after this round's.
+  for (std::int64_t newer = (chunks - 1) / workers / every * every; newer >= 0; newer -= every) {
+    const bool kept = newer < memory.kept_chunks, whole = newer < memory.whole_chunks;
+    const std::int64_t end = chunks - newer * workers;
+    for (std::int64_t s = std::max<std::int64_t>(end - workers, 0); s < end; ++s) {
+      order.push_back({Work::kFill, s, owner_of(s, offset, workers), kept, whole});
+    }
+  }
+  for (std::size_t i = order.size(); i > 0; --i) {
+    order.push_back(order[i - 1]);
+    order.back().work = Work::kBackward;
+  }
   return order;
 }
 
 StepTime simulate(const SimulationInput& in) {
   StepTime step = Simulation(in).run();
-  for (double* seconds : {&step.total, &step.pass1, &step.pass2, &step.compute, &step.wait_means, &step.wait_pages,
-                          &step.wait_host, &step.wait_contributions, &step.tail}) {
-    *seconds *= real(in.layout.sequences_per_group);
-  }
+  scale(step, real(in.layout.sequences_per_group));
   const std::int64_t workers = in.layout.workers, parameters = num_parameters(in.model);
   step.optimizer = in.cost.optimizer((parameters + workers - 1) / workers);
   if (workers > 1) {

@@ -30,8 +30,9 @@ struct Task {
   bool kept = false;   // pass 1 keeps at least attention outputs, pass 2 does not attend again
   bool whole = false;  // and keeps all of the level, so pass 2 does not compute it again
 };
+/// With `every` k > 1 only each k-th round of W chunks, counted from the last one.
 std::vector<Task> order_of_work(std::int64_t chunks, std::int64_t workers, std::int64_t offset,
-                                const MemoryPlan& memory);
+                                const MemoryPlan& memory, std::int64_t every = 1);
 
 /// Seconds of one step. The waits are means over the workers of a group.
 struct StepTime {
@@ -60,8 +61,9 @@ struct SimulationInput {
 /// Resources of a worker: the GPU, the network in and out, the bus to the host in and out; each serves one thing after
 /// another. In pass 1 a chunk's pages are known only after its selection, so their transfer hides behind own-chunk
 /// attention (which runs before) and attention to the worker's own pages; in pass 2 all is known and transfers run a
-/// layer ahead. Layers of equal cost are simulated all the same: it is what shows waits between workers. Sequences of a
-/// group follow each other; groups are alike, so one is simulated.
+/// layer ahead. Layers of equal cost are simulated all the same: it is what shows waits between workers. Of
+/// sequences beyond 131,072 chunks, rounds at even distances stand for those between them. Sequences of a group follow
+/// each other; groups are alike, so one is simulated. A group that spans nodes uses links between nodes throughout.
 StepTime simulate(const SimulationInput& input);
 
 }  // namespace oomb::plan

@@ -97,6 +97,31 @@ TEST(Order, EveryChunkTwiceByItsOwner) {
   }
 }
 
+TEST(Order, EveryKthRoundFromTheLast) {
+  const std::vector<Task> order = order_of_work(11, 3, 0, {}, 2);
+  std::vector<std::int64_t> filled;
+  for (const Task& task : order) {
+    if (task.work == Work::kFill) filled.push_back(task.chunk);
+  }
+  EXPECT_EQ(filled, (std::vector<std::int64_t>{2, 3, 4, 8, 9, 10}));
+  EXPECT_EQ(order.size(), 12u);
+}
+
+TEST(Simulation, RoundsStandForThoseBetween) {
+  // Twice the chunks of what is simulated one by one, so every second round; the step must take twice as long.
+  const auto seconds = [](std::int64_t chunks) {
+    Case7B s({"sequence.length=" + std::to_string(chunks * 16), "sequence.chunk=16", "attention.page_tokens=16",
+              "attention.budget_pages=4", "attention.chunk_pages=4"},
+             4);
+    s.model.num_layers = 1;
+    s.hardware.rates.select = 1e30;  // the only part that grows with the past
+    s.hardware.rates.intra_node = 1e15;
+    const StepTime t = s.time();
+    return t.total - t.optimizer - t.collectives;
+  };
+  EXPECT_NEAR(seconds(1 << 18) / seconds(1 << 17), 2, 0.01);
+}
+
 TEST(Simulation, OneWorkerNeverWaits) {
   const Case7B s({"sequence.length=131072"});
   const StepTime t = s.time();

@@ -146,6 +146,17 @@ TEST(Sizes, PageDemandAgainstEnumeration) {
   }
 }
 
+TEST(Sizes, VeryLongSequencesGoOnAsBefore) {
+  // Across the border from which not every chunk is looked at.
+  const RunConfig run = run_of(1 << 20);
+  const PageBytes bytes = page_bytes(qwen(), run);
+  const auto bytes_at = [&](std::int64_t chunks) {
+    return static_cast<double>(page_demand(run, {chunks * 4096, 4096, 128}, 28, 1, bytes).bytes_expected);
+  };
+  EXPECT_NEAR(bytes_at((1 << 15) + 1) / bytes_at(1 << 15), 1 + 0x1p-15, 1e-4);
+  EXPECT_NEAR(bytes_at(1'000'003) / bytes_at(500'000), 2, 0.01);
+}
+
 TEST(Sizes, DenseNeedsAGradientSlotForEveryHome) {
   const RunConfig run = run_of(1 << 18, {"attention.kind=dense"});
   const PageDemand demand = page_demand(run, grid_of(run), 28, 1, page_bytes(qwen(), run));

@@ -28,7 +28,7 @@ std::string topology_error(const std::string& yaml) {
   return error_of([&] { parse_topology(yaml, "t.yaml"); });
 }
 
-MachineFacts cpu_machine() { return {{}, "here", {}, std::int64_t{24} << 30, 2}; }
+MachineFacts cpu_machine() { return {{}, "here", {}, std::int64_t{24} << 30, 2, {}}; }
 
 TEST(TopologyFile, GivenValuesAndDefaults) {
   const Topology t = parse_topology(

@@ -7,6 +7,8 @@ namespace oomb::sizes {
 namespace {
 
 constexpr double kIndependentTiles = 0.70;
+// Chunks looked at one by one; of more, every k-th stands for k.
+constexpr std::int64_t kExactChunks = 1 << 15;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -43,11 +45,12 @@ PageDemand page_demand(const RunConfig& config, const ChunkGrid& grid, std::int6
   demand.bytes_expected = demand.bytes_most = demand.home_slots * bytes.home;
   double untouched_log = 0;
   std::int64_t selected = 0;  // bound on the pages of one layer that chunks from s on select
-  for (std::int64_t s = chunks - 1; s > 0; --s) {
+  const std::int64_t stride = ceil_div(chunks, kExactChunks);
+  for (std::int64_t s = chunks - 1; s > 0; s -= stride) {
     const std::int64_t past = grid.first_page_of(s);
     const double part = expected_union(config, static_cast<double>(past)) / static_cast<double>(past);
-    untouched_log += part < 1 ? std::log1p(-part) : -INFINITY;
-    selected += most_union(config, past);
+    untouched_log += part < 1 ? static_cast<double>(stride) * std::log1p(-part) : -INFINITY;
+    selected += stride * most_union(config, past);
     const std::int64_t homes = owned(s);
     const auto expected = static_cast<std::int64_t>(-std::expm1(untouched_log) * static_cast<double>(homes));
     const std::int64_t most = std::min(homes, layers * std::min(selected, past));
