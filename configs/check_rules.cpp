@@ -103,10 +103,8 @@ class Rules {
 
   void check_cluster() const {
     const TopologySection& topology = config_.topology;
-    require(topology.workers == 1, {"topology.workers"},
-            text(topology.workers) + " workers are not supported yet; allowed: 1");
     require(topology.file.empty(), {"topology.file"}, "cluster descriptions are not supported yet; allowed: empty");
-    require(config_.exchange == Exchange::kAuto || config_.exchange == Exchange::kPages,
+    require(topology.workers > 1 || config_.exchange == Exchange::kAuto || config_.exchange == Exchange::kPages,
             {"exchange", "topology.workers"},
             text(config_.exchange) + " needs more than one worker and topology.workers is 1; allowed: auto, pages");
   }

@@ -72,7 +72,7 @@ int run(int argc, char** argv) {
 
   control::catch_stop_signals();
   const std::filesystem::path worker = launch::find_worker(std::filesystem::read_symlink("/proc/self/exe"));
-  const std::unique_ptr<launch::Launcher> launcher = launch::make_mpirun_launcher();
+  const std::unique_ptr<launch::Launcher> launcher = launch::make_launcher(settings.topology.control_host);
   if (train->parsed()) return control::train(settings, worker, *launcher);
   return control::evaluate(settings, worker, *launcher, arguments.json);
 }

@@ -10,6 +10,7 @@
 #include "coordinator/control/checkpoint_policy.h"
 #include "coordinator/control/run_error.h"
 #include "coordinator/control/stop_signals.h"
+#include "coordinator/control/straggler_watch.h"
 #include "coordinator/control/worker_session.h"
 #include "coordinator/status/loss_plot.h"
 #include "coordinator/status/metrics_file.h"
@@ -36,9 +37,9 @@ class TrainingLoop {
       : config_(config), session_(session), reporter_(reporter), checkpoint_(checkpoint) {}
 
   void run() {
-    const WorkerReady ready = session_.start();
+    const WorkersReady ready = session_.start();
     const std::int64_t last = last_step_of(config_);
-    std::string started = "worker " + session_.worker_name() + ": " + ready.device + ", " +
+    std::string started = session_.description() + ": " + ready.device + ", " +
                           status::format_count(static_cast<double>(ready.parameters)) + " parameters";
     if (ready.resumed_step > 0) started += ", going on after step " + std::to_string(ready.resumed_step);
     reporter_.info(started);
@@ -81,9 +82,28 @@ class TrainingLoop {
       if (key != "type" && !line.contains(key)) line[key] = value;
     }
     show_step(line, step, last, speed);
+    tell_stragglers(step);
     const std::int64_t every = config_.eval.every;
     if (every > 0 && (step % every == 0 || step == last) && stop_signal() == 0) add_evaluation(line, step);
     metrics.append(line);
+  }
+
+  // Workers that do not tell their own compute time are not watched.
+  void tell_stragglers(std::int64_t step) {
+    std::vector<double> seconds;
+    for (const json& answer : session_.answers()) {
+      const auto entry = answer.find("compute_seconds");
+      if (entry == answer.end() || !entry->is_number()) return;
+      seconds.push_back(entry->get<double>());
+    }
+    for (const int rank : stragglers_.take(seconds)) {
+      char text[128];
+      std::snprintf(text, sizeof(text),
+                    ": %d steps in a row, the last one (%lld) %.2f s where half of the workers need %.2f s",
+                    StragglerWatch::kSteps, static_cast<long long>(step), seconds[static_cast<std::size_t>(rank)],
+                    StragglerWatch::median(seconds));
+      reporter_.warning("slow worker " + session_.worker_name(rank) + text);
+    }
   }
 
   void draw_loss() const {
@@ -131,6 +151,7 @@ class TrainingLoop {
   WorkerSession& session_;
   status::Reporter& reporter_;
   std::string& checkpoint_;  // path of the last one made, by this or an earlier launch
+  StragglerWatch stragglers_;
   Clock::time_point started_{};
   std::int64_t first_step_ = 1;
 };
@@ -217,7 +238,7 @@ int evaluate(const RunConfig& config, const std::filesystem::path& worker_progra
   return report_failures(reporter, [&] {
     WorkerSession session(config, "eval", worker_program, {}, launcher, reporter);
     try {
-      const WorkerReady ready = session.start();
+      const WorkersReady ready = session.start();
       const json answer = session.request({{"type", message::kEvaluate}}, message::kEvaluated);
       ordered_json result;
       result["loss"] = number_of(answer, "loss");
@@ -239,7 +260,7 @@ int evaluate(const RunConfig& config, const std::filesystem::path& worker_progra
       session.end(std::chrono::milliseconds(stop_at_once() ? 0 : 2000));
       throw;
     } catch (...) {
-      session.end(shutdown_grace(config));  // killed at once, mpirun would leave its session files
+      session.end(shutdown_grace(config));  // killed at once, a launcher would leave its session files
       throw;
     }
     return std::fflush(stdout) == 0 ? static_cast<int>(kSuccess) : static_cast<int>(kResource);

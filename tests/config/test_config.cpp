@@ -328,7 +328,6 @@ TEST(Config, RulesNameAllTheirSettings) {
       {{"timeouts.lost_seconds=1.5"}, "timeouts.lost_seconds", "timeouts.heartbeat_seconds"},
       {{"exchange=ring"}, "exchange", "topology.workers"},
       {{"exchange=queries"}, "exchange", "topology.workers"},
-      {{"topology.workers=2"}, "topology.workers", "not supported yet"},
       {{"topology.file=t.yaml"}, "topology.file", "not supported yet"},
       {{"pages.dtype=fp8"}, "pages.dtype", "not supported yet"},
       {{"pipeline.sequences_in_flight=2"}, "pipeline.sequences_in_flight", "only 1"},
