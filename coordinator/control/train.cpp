@@ -12,6 +12,7 @@
 #include "coordinator/control/stop_signals.h"
 #include "coordinator/control/straggler_watch.h"
 #include "coordinator/control/worker_session.h"
+#include "coordinator/launch/slurm_allocation.h"
 #include "coordinator/status/loss_plot.h"
 #include "coordinator/status/metrics_file.h"
 #include "coordinator/status/reporter.h"
@@ -160,6 +161,14 @@ std::chrono::milliseconds shutdown_grace(const RunConfig& config) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(config.timeouts.shutdown_seconds * 1000));
 }
 
+// A job that Slurm started again may find its former self, on a node that was lost, still ending.
+std::chrono::milliseconds lock_patience(const RunConfig& config) {
+  const auto allocation = launch::slurm_allocation();
+  if (!allocation || allocation->restarts == 0) return {};
+  return shutdown_grace(config) +
+         std::chrono::milliseconds(static_cast<std::int64_t>(config.timeouts.lost_seconds * 1000));
+}
+
 // What the workers printed last, for a failure that they could not report themselves.
 void show_output(launch::Launcher& launcher, status::Reporter& reporter) {
   for (const std::string& line : launcher.last_output()) reporter.error("  | " + line);
@@ -217,7 +226,7 @@ bool train_once(const RunConfig& config, const std::filesystem::path& worker_pro
 int train(const RunConfig& config, const std::filesystem::path& worker_program, launch::Launcher& launcher) {
   status::Reporter reporter(stdout, config.log.level, config.log.every);
   return report_failures(reporter, [&] {
-    const status::RunFolder folder(config.run.dir);
+    const status::RunFolder folder(config.run.dir, lock_patience(config));
     status::write_atomically(folder.path() / "config.json", to_json(config) + "\n");
     std::string checkpoint;
     RunConfig attempt = config;
