@@ -60,6 +60,10 @@ else()
   set(OOMB_YAML_CPP yaml-cpp)
 endif()
 
+# --- Prometheus -----------------------------------------------------------------------------------------------------
+find_package(prometheus-cpp QUIET)
+set(OOMB_HAVE_PROMETHEUS ${prometheus-cpp_FOUND})
+
 # --- LibTorch -------------------------------------------------------------------------------------------------------
 set(OOMB_HAVE_TORCH OFF)
 if(NOT OOMB_TORCH STREQUAL "OFF")

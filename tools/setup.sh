@@ -28,7 +28,9 @@ readonly libraries=(
   "libspdlog-dev spdlog" "nlohmann-json3-dev nlohmann_json 3.9" "libgtest-dev GTest")
 # Quicker rebuilds, where anything is installed at all; the build does without.
 readonly optional=("ccache ccache")
-# Programs of tests that count as "not run" without them: a Slurm of virtual nodes (tests/slurm).
+# Tried once where it may be installed; the build does without: /metrics for Prometheus.
+readonly extra_libraries=("prometheus-cpp-dev")
+# The same for programs of tests that count as "not run" without them: a Slurm of virtual nodes (tests/slurm).
 readonly test_programs=("slurmctld slurmctld" "slurmd slurmd" "srun slurm-client" "munged munge")
 
 want_torch=1 may_install=1
@@ -185,21 +187,24 @@ ensure_packages() {
   fi
 }
 
-# Tries once: a machine that cannot have them tests without, and is not asked again.
-ensure_test_programs() {
-  local entry name package wanted=() tried="$cache/tried-test-programs"
+# Tries once: a machine that cannot have them does without, and is not asked again.
+ensure_extras() {
+  local entry name package wanted=() tried="$cache/tried-extras"
+  for package in "${extra_libraries[@]}"; do
+    if have dpkg-query && ! deb_installed "$package"; then wanted+=("$package"); fi
+  done
   for entry in "${test_programs[@]}"; do
     read -r name package <<<"$entry"
     if ! have_daemon "$name"; then wanted+=("$package"); fi
   done
   if ((${#wanted[@]} == 0)) || [ -e "$tried" ]; then return; fi
   if ((!may_install)) || [ "$(id -u)" != 0 ] || ! have apt-get; then
-    say "tests/slurm will not run without: ${wanted[*]}"
+    say "doing without what these would add: ${wanted[*]}"
     return
   fi
   mkdir -p "$cache"
   : >"$tried"
-  (install_packages "${wanted[@]}") || say "tests/slurm will not run without: ${wanted[*]} (rm $tried to try again)"
+  (install_packages "${wanted[@]}") || say "doing without what these would add: ${wanted[*]} (rm $tried to try again)"
 }
 
 # torch_of PYTHON: prints the torch version if it is the wanted one with its C++ libraries. Nothing is imported.
@@ -276,5 +281,5 @@ ensure_torch() {
 }
 
 ensure_packages
-ensure_test_programs
+ensure_extras
 if ((want_torch)); then ensure_torch; fi

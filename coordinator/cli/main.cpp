@@ -12,6 +12,7 @@
 #include "coordinator/control/stop_signals.h"
 #include "coordinator/control/train.h"
 #include "coordinator/launch/launcher.h"
+#include "coordinator/status/run_status.h"
 
 namespace oomb {
 namespace {
@@ -53,10 +54,13 @@ int run(int argc, char** argv) {
   CLI::App* train = app.add_subcommand("train", "Train as the run file says");
   CLI::App* evaluate = app.add_subcommand("eval", "Held-out loss of the run's checkpoint");
   CLI::App* config = app.add_subcommand("config", "Print the resolved run as JSON");
+  CLI::App* show = app.add_subcommand("status", "What the run's folder tells: running or not, step, loss, checkpoint");
   add_run_options(*train, arguments, true);
+  add_run_options(*show, arguments, true);
   add_run_options(*evaluate, arguments, true);
   add_run_options(*config, arguments, false);
   evaluate->add_flag("--json", arguments.json, "Print {\"loss\", \"tokens\", \"checkpoint\"} as one line");
+  show->add_flag("--json", arguments.json, "Print one line of JSON");
   config->add_flag("--reference", arguments.reference, "Print all settings as Markdown instead");
   try {
     app.parse(argc, argv);
@@ -69,6 +73,10 @@ int run(int argc, char** argv) {
   if (arguments.run_file.empty()) throw InputError("oomb config: RUN is missing; allowed: a run file, or --reference");
   const RunConfig settings = load_run_config(arguments.run_file, arguments.overrides);
   if (config->parsed()) return print(to_json(settings) + "\n");
+  if (show->parsed()) {
+    const status::RunStatus found = status::read_run_status(settings);
+    return print((arguments.json ? status::status_json(found) : status::status_text(found)) + "\n");
+  }
 
   control::catch_stop_signals();
   const std::filesystem::path worker = launch::find_worker(std::filesystem::read_symlink("/proc/self/exe"));

@@ -13,6 +13,7 @@
 #include "coordinator/control/straggler_watch.h"
 #include "coordinator/control/worker_session.h"
 #include "coordinator/launch/slurm_allocation.h"
+#include "coordinator/status/exporter.h"
 #include "coordinator/status/loss_plot.h"
 #include "coordinator/status/metrics_file.h"
 #include "coordinator/status/reporter.h"
@@ -34,8 +35,9 @@ std::int64_t last_step_of(const RunConfig& config) {
 // Steps of one launch of the workers.
 class TrainingLoop {
  public:
-  TrainingLoop(const RunConfig& config, WorkerSession& session, status::Reporter& reporter, std::string& checkpoint)
-      : config_(config), session_(session), reporter_(reporter), checkpoint_(checkpoint) {}
+  TrainingLoop(const RunConfig& config, WorkerSession& session, status::Reporter& reporter, status::Exporter& exporter,
+               std::string& checkpoint)
+      : config_(config), session_(session), reporter_(reporter), exporter_(exporter), checkpoint_(checkpoint) {}
 
   void run() {
     const WorkersReady ready = session_.start();
@@ -87,6 +89,7 @@ class TrainingLoop {
     const std::int64_t every = config_.eval.every;
     if (every > 0 && (step % every == 0 || step == last) && stop_signal() == 0) add_evaluation(line, step);
     metrics.append(line);
+    exporter_.step(line);
   }
 
   // Workers that do not tell their own compute time are not watched.
@@ -142,6 +145,7 @@ class TrainingLoop {
     const json answer = session_.request({{"type", message::kCheckpoint}}, message::kCheckpointDone);
     checkpoint_ = text_of(answer, "path");
     policy.made(step, Clock::now());
+    exporter_.checkpoint(step);
     char text[64];
     std::snprintf(text, sizeof(text), " in %.1f s", number_of(answer, "seconds"));
     reporter_.info("checkpoint of step " + std::to_string(step) + ": " + checkpoint_ + ", " +
@@ -151,6 +155,7 @@ class TrainingLoop {
   const RunConfig& config_;
   WorkerSession& session_;
   status::Reporter& reporter_;
+  status::Exporter& exporter_;
   std::string& checkpoint_;  // path of the last one made, by this or an earlier launch
   StragglerWatch stragglers_;
   Clock::time_point started_{};
@@ -195,10 +200,10 @@ int report_failures(status::Reporter& reporter, const std::function<int()>& body
 
 // One launch. True when it came to its end; false when a worker was lost and may be relaunched.
 bool train_once(const RunConfig& config, const std::filesystem::path& worker_program, launch::Launcher& launcher,
-                status::Reporter& reporter, std::string& checkpoint, bool may_relaunch) {
+                status::Reporter& reporter, status::Exporter& exporter, std::string& checkpoint, bool may_relaunch) {
   WorkerSession session(config, "train", worker_program, config.run.dir / "worker.log", launcher, reporter);
   try {
-    TrainingLoop(config, session, reporter, checkpoint).run();
+    TrainingLoop(config, session, reporter, exporter, checkpoint).run();
     return true;
   } catch (const WorkerLost& error) {
     if (may_relaunch && stop_signal() == 0) {
@@ -228,10 +233,13 @@ int train(const RunConfig& config, const std::filesystem::path& worker_program, 
   return report_failures(reporter, [&] {
     const status::RunFolder folder(config.run.dir, lock_patience(config));
     status::write_atomically(folder.path() / "config.json", to_json(config) + "\n");
+    status::Exporter exporter(config);
     std::string checkpoint;
     RunConfig attempt = config;
     for (std::int64_t relaunches = 0;; ++relaunches) {
-      if (train_once(attempt, worker_program, launcher, reporter, checkpoint, relaunches < config.restart.max)) break;
+      const bool may_relaunch = relaunches < config.restart.max;
+      if (train_once(attempt, worker_program, launcher, reporter, exporter, checkpoint, may_relaunch)) break;
+      exporter.relaunch();
       // The last checkpoint of this run is known to be whole; what `resume` says is for the first launch.
       if (!checkpoint.empty()) attempt.checkpoint.resume = {Resume::Kind::kPath, checkpoint};
       reporter.warning("relaunch " + std::to_string(relaunches + 1) + " of " + std::to_string(config.restart.max) +

@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 #include <thread>
@@ -40,7 +41,8 @@ RunFolder::RunFolder(const std::filesystem::path& path, std::chrono::millisecond
   const std::filesystem::path lock = path / ".lock";
   lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (lock_ < 0) throw InputError("run.dir: " + path.string() + ": cannot be written: " + error_text(errno));
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+  // `oomb status` tries the lock for an instant.
+  const auto deadline = std::chrono::steady_clock::now() + std::max(patience, std::chrono::milliseconds(300));
   while (flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     if (std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
