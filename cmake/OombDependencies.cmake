@@ -74,6 +74,10 @@ if(NOT OOMB_UCX STREQUAL "OFF")
   endif()
 endif()
 
+# --- Prometheus -----------------------------------------------------------------------------------------------------
+find_package(prometheus-cpp QUIET)
+set(OOMB_HAVE_PROMETHEUS ${prometheus-cpp_FOUND})
+
 # --- LibTorch -------------------------------------------------------------------------------------------------------
 set(OOMB_HAVE_TORCH OFF)
 if(NOT OOMB_TORCH STREQUAL "OFF")

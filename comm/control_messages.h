@@ -11,14 +11,20 @@
 //                                                            0 without one; checkpoint: its path or ""; lines: texts to
 //                                                            show. The next step is resumed_step + 1.
 //     step_done    step, loss, tokens, seconds, grad_norm, lr, hbm_peak_bytes, host_peak_bytes, ...
-//                                                            tokens of this step over all workers; further keys go into
-//                                                            metrics.jsonl as they are. Non-finite numbers are null.
-//     checkpoint_done  path, bytes, seconds
-//     evaluated    loss, tokens                              mean loss over `tokens` labels of held-out data
+//                                                            loss, tokens, grad_norm: of the step over all workers;
+//                                                            bytes: the worker's own. compute_seconds, if told, is the
+//                                                            time that the worker computed itself, without waiting for
+//                                                            others. Further keys go into metrics.jsonl. Non-finite
+//                                                            numbers are null.
+//     checkpoint_done  path, bytes, seconds                  path: rank 0's counts; bytes that this worker wrote
+//     evaluated    loss, tokens                              mean loss over `tokens` labels of held-out data, over all
 //     bench_done   facts (an object: machine, mode, timing, ceilings, check), rows (objects; which, and their fields:
 //                                                            worker/bench/bench_server.h)
 //     log          level (debug|info|warning|error), text
-//     failed       kind (input|internal|resource), message   the last message of a worker that gives up; one line
+//     failed       kind (input|internal|resource|peer), message, peer
+//                                                            the last message of a worker that gives up; one line. Kind
+//                                                            peer: it is fine itself but cannot go on without rank
+//                                                            `peer` (an integer, told with this kind only)
 //
 //   coordinator -> worker
 //     welcome      config (resolved, an object), mode (train|eval|bench), heartbeat_seconds, lost_seconds
@@ -29,9 +35,10 @@
 //     bench        measure (step|attention|select|kernels), length (tokens of a sequence), warmup, repeats
 //     finish                                                 the worker ends with status 0
 //
-// A worker answers run_step, checkpoint, evaluate and bench with one step_done, checkpoint_done, evaluated or
-// bench_done (or failed); it gets no further request before that. In mode eval it gets one evaluate, in mode bench only
-// bench.
+// Every request goes to every worker. A worker answers run_step, checkpoint, evaluate and bench with one step_done,
+// checkpoint_done, evaluated or bench_done (or failed); it gets no further request before all workers have answered. In
+// mode eval it gets one evaluate, in mode bench only bench. How the answers of several workers become one:
+// coordinator/control/answers.h.
 #pragma once
 
 #include <cstddef>

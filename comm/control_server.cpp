@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <deque>
+#include <list>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -24,8 +25,8 @@ using asio::ip::tcp;
 using Clock = ControlServer::Clock;
 using boost::system::error_code;
 
-constexpr int kMaxUnknownConnections = 64;
-constexpr std::size_t kMaxStrangerEvents = 256;  // waiting to be read; a flood of strangers must not fill the memory
+constexpr std::size_t kMaxUnknownConnections = 64;  // besides one for each worker
+constexpr std::size_t kMaxStrangerEvents = 256;     // waiting to be read; a flood of strangers must not fill the memory
 
 Clock::duration seconds(double count) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
@@ -62,6 +63,7 @@ struct Session {
   asio::steady_timer timer;
   Clock::time_point deadline;  // of the hello, then of the next sign of life
   bool timed_out = false;
+  bool evicted = false;  // closed to make room
   bool done = false;
   bool joined = false;
   std::string peer;
@@ -79,7 +81,7 @@ struct ControlServer::Impl {
   tcp::acceptor acceptor{io};
   std::uint16_t port = 0;
   std::map<int, SessionPtr> workers;  // io thread only
-  int unknown_connections = 0;        // io thread only
+  std::list<SessionPtr> unknown;      // have not said who they are, oldest first; io thread only
 
   mutable std::mutex mutex;
   std::condition_variable changed;
@@ -98,8 +100,9 @@ struct ControlServer::Impl {
     changed.notify_one();
   }
 
-  void tell_stranger(const std::string& peer, const std::string& why) {
+  void tell_stranger(const std::string& peer, const std::string& why, bool knows_secret) {
     ControlEvent event;
+    event.knows_secret = knows_secret;
     event.text = "refused a connection from " + peer + ": " + why;
     tell(std::move(event));
   }
@@ -187,7 +190,9 @@ struct ControlServer::Impl {
     } catch (const MalformedMessage& error) {
       why = std::string("it sent ") + error.what();
     } catch (const boost::system::system_error& error) {
-      why = session->timed_out ? "it said nothing" : "it sent no complete hello (" + error.code().message() + ")";
+      why = session->timed_out ? "it said nothing"
+            : session->evicted ? "too many connections that have not said who they are"
+                               : "it sent no complete hello (" + error.code().message() + ")";
     }
     if (accepted) {
       nlohmann::json welcome = options.welcome;
@@ -204,7 +209,7 @@ struct ControlServer::Impl {
       error_code ignored;
       co_await asio::async_write(session->socket, asio::buffer(refusal), redirect_error(use_awaitable, ignored));
     }
-    tell_stranger(session->peer, why);
+    tell_stranger(session->peer, why, secret_ok);
     co_return false;
   }
 
@@ -239,13 +244,13 @@ struct ControlServer::Impl {
   }
 
   awaitable<void> serve(SessionPtr session) {
-    ++unknown_connections;
+    unknown.push_back(session);
     session->deadline = Clock::now() + seconds(options.hello_seconds);
     asio::co_spawn(io, watch(session), asio::detached);
     std::string how;
     try {
       const bool accepted = co_await greet(session);
-      --unknown_connections;
+      unknown.remove(session);
       if (accepted) {
         ControlEvent event;
         event.kind = ControlEvent::Kind::kJoined;
@@ -259,6 +264,7 @@ struct ControlServer::Impl {
       how = error.what();
     }
     session->done = true;
+    unknown.remove(session);
     session->timer.cancel();
     error_code ignored;
     session->socket.close(ignored);
@@ -285,9 +291,12 @@ struct ControlServer::Impl {
       }
       const tcp::endpoint endpoint = socket.remote_endpoint(error);
       const std::string peer = error ? "a closed connection" : endpoint.address().to_string();
-      if (unknown_connections >= kMaxUnknownConnections) {
-        tell_stranger(peer, "too many connections that have not said who they are");
-        continue;
+      if (unknown.size() >= kMaxUnknownConnections + static_cast<std::size_t>(options.workers)) {
+        // A worker says who it is at once, so the oldest is the least likely to be one.
+        const SessionPtr oldest = unknown.front();
+        unknown.pop_front();
+        oldest->evicted = true;
+        oldest->socket.close(error);
       }
       socket.set_option(tcp::no_delay(true), error);
       auto session = std::make_shared<Session>(std::move(socket));

@@ -3,8 +3,9 @@
 //
 // A background thread runs the sockets; what happens is read as events, in order, by one thread of the owner. A
 // connection that does not show the run's secret within a few seconds, or sends something that is no message, is closed
-// and told as kStranger; it never disturbs the run. A worker that breaks the protocol, closes its connection, or is
-// silent for lost_seconds is told as kLost, once.
+// and told as kStranger; it never disturbs the run. When too many connections have not said who they are, the oldest of
+// them is closed for a new one, so that a flood keeps no worker out. A worker that breaks the protocol, closes its
+// connection, or is silent for lost_seconds is told as kLost, once.
 #pragma once
 
 #include <chrono>
@@ -37,11 +38,12 @@ struct ControlEvent {
   nlohmann::json message;
   std::string text;
   std::string phase;
-  bool timed_out = false;  // lost by silence: the process may still be there
+  bool timed_out = false;     // lost by silence: the process may still be there
+  bool knows_secret = false;  // kStranger: a process of this launch, started wrongly
 };
 
 struct ControlServerOptions {
-  std::string bind_address = "127.0.0.1";  // numeric; the port is chosen by the system
+  std::string bind_address = "127.0.0.1";  // numeric; 0.0.0.0: all; the port is chosen by the system
   std::string secret;                      // make_secret()
   int workers = 1;                         // ranks 0 .. workers-1 may join, each once
   nlohmann::json welcome;                  // sent to each, with heartbeat_seconds and lost_seconds added

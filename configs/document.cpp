@@ -227,9 +227,34 @@ void fail(const std::string& where, const std::string& path, const std::string& 
   throw InputError(where + ": " + (path.empty() ? "" : path + ": ") + problem);
 }
 
+bool is_utf8(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  for (std::size_t i = 0; i < text.size();) {
+    const unsigned first = byte(i);
+    const std::size_t length = first < 0x80   ? 1
+                               : first < 0xc2 ? 0
+                               : first < 0xe0 ? 2
+                               : first < 0xf0 ? 3
+                               : first < 0xf5 ? 4
+                                              : 0;
+    if (length == 0) return false;
+    for (std::size_t next = 1; next < length; ++next) {
+      if ((byte(i + next) & 0xc0U) != 0x80U) return false;
+    }
+    // Longer than needed, half of a pair of UTF-16, beyond U+10FFFF.
+    const unsigned second = byte(i + 1);
+    if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) || (first == 0xf0 && second < 0x90) ||
+        (first == 0xf4 && second > 0x8f))
+      return false;
+    i += length;
+  }
+  return true;
+}
+
 Node parse_yaml(std::string_view text, const std::string& name) {
   if (text.size() > kMaxBytes) fail(name, "", "too large for a settings file: more than 1 MiB");
   if (text.find('\0') != std::string_view::npos) fail(name, "", "not a text file");
+  if (!is_utf8(text)) fail(name, "", "not UTF-8 text");
   Node root = load_document(text, name, true);
   if (root.kind == Node::Kind::kNull) fail(name, "", "empty; allowed: a YAML map of settings");
   if (root.kind != Node::Kind::kMap) fail(name, "", "not a settings file; allowed: a YAML map of settings");
@@ -265,6 +290,7 @@ void apply_override(Node& root, const std::string& text) {
   const std::string where = "--set " + printable(text);
   const std::size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) fail(where, "", "not an override; allowed: section.field=value");
+  if (!is_utf8(text)) fail(where, "", "not UTF-8 text");
   const std::string path = text.substr(0, equals);
   const std::string_view value_text = std::string_view(text).substr(equals + 1);
   Node value = load_document(value_text, where, false);

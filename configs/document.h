@@ -28,8 +28,11 @@ struct Node {
 /// Throws InputError `where: path: problem`; the path is left out when empty.
 [[noreturn]] void fail(const std::string& where, const std::string& path, const std::string& problem);
 
-/// One YAML document whose top is a map. Refuses duplicate keys, non-text keys, several documents, nesting beyond 16
-/// and texts above 1 MiB or 100,000 values. `name` stands for the file in errors.
+/// Whether a text is UTF-8: of a file or a path it need not be, of the JSON that settings become it must.
+bool is_utf8(std::string_view text);
+
+/// One YAML document whose top is a map. Refuses texts that are not UTF-8, duplicate keys, non-text keys, several
+/// documents, nesting beyond 16 and texts above 1 MiB or 100,000 values. `name` stands for the file in errors.
 Node parse_yaml(std::string_view text, const std::string& name);
 
 /// The tree of a JSON object; `name` as above (JSON has no lines).

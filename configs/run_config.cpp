@@ -60,6 +60,7 @@ RunConfig read(const Node& root, const std::string& name, const std::filesystem:
 RunConfig parse_run_config(std::string_view yaml, const std::string& name, const std::filesystem::path& folder,
                            std::span<const std::string> overrides) {
   Node root = schema::parse_yaml(yaml, name);
+  if (!schema::is_utf8(folder.native())) schema::fail(name, "", "the path of its folder is not UTF-8");
   for (const std::string& text : overrides) schema::apply_override(root, text);
   return read(root, name, folder, true);
 }

@@ -28,6 +28,10 @@ readonly libraries=(
   "libspdlog-dev spdlog" "nlohmann-json3-dev nlohmann_json 3.9" "libgtest-dev GTest" "libucx-dev ucx CONFIG")
 # Quicker rebuilds, where anything is installed at all; the build does without.
 readonly optional=("ccache ccache")
+# Tried once where it may be installed; the build does without: /metrics for Prometheus.
+readonly extra_libraries=("prometheus-cpp-dev")
+# The same for programs of tests that count as "not run" without them: a Slurm of virtual nodes (tests/slurm).
+readonly test_programs=("slurmctld slurmctld" "slurmd slurmd" "srun slurm-client" "munged munge")
 
 want_torch=1 may_install=1
 for argument in "$@"; do
@@ -42,6 +46,7 @@ done
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
+have_daemon() { PATH="$PATH:/usr/sbin:/sbin" have "$1"; }
 older() { [ "$1" != "$2" ] && [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
 deb_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
@@ -182,6 +187,26 @@ ensure_packages() {
   fi
 }
 
+# Tries once: a machine that cannot have them does without, and is not asked again.
+ensure_extras() {
+  local entry name package wanted=() tried="$cache/tried-extras"
+  for package in "${extra_libraries[@]}"; do
+    if have dpkg-query && ! deb_installed "$package"; then wanted+=("$package"); fi
+  done
+  for entry in "${test_programs[@]}"; do
+    read -r name package <<<"$entry"
+    if ! have_daemon "$name"; then wanted+=("$package"); fi
+  done
+  if ((${#wanted[@]} == 0)) || [ -e "$tried" ]; then return; fi
+  if ((!may_install)) || [ "$(id -u)" != 0 ] || ! have apt-get; then
+    say "doing without what these would add: ${wanted[*]}"
+    return
+  fi
+  mkdir -p "$cache"
+  : >"$tried"
+  (install_packages "${wanted[@]}") || say "doing without what these would add: ${wanted[*]} (rm $tried to try again)"
+}
+
 # torch_of PYTHON: prints the torch version if it is the wanted one with its C++ libraries. Nothing is imported.
 torch_of() {
   "$1" -c "
@@ -256,4 +281,5 @@ ensure_torch() {
 }
 
 ensure_packages
+ensure_extras
 if ((want_torch)); then ensure_torch; fi

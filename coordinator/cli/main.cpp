@@ -16,6 +16,7 @@
 #include "coordinator/control/train.h"
 #include "coordinator/launch/launcher.h"
 #include "coordinator/plan/report.h"
+#include "coordinator/status/run_status.h"
 
 namespace oomb {
 namespace {
@@ -98,7 +99,9 @@ int run(int argc, char** argv) {
   CLI::App* train = app.add_subcommand("train", "Train as the run file says");
   CLI::App* evaluate = app.add_subcommand("eval", "Held-out loss of the run's checkpoint");
   CLI::App* config = app.add_subcommand("config", "Print the resolved run as JSON");
+  CLI::App* show = app.add_subcommand("status", "What the run's folder tells: running or not, step, loss, checkpoint");
   add_run_options(*train, arguments, true);
+  add_run_options(*show, arguments, true);
   add_run_options(*evaluate, arguments, true);
   CLI::App* bench =
       app.add_subcommand("bench", "Check gradients, then measure how fast the run's step is, or a part of it");
@@ -111,6 +114,7 @@ int run(int argc, char** argv) {
   plan->add_option("--calibration", arguments.calibration,
                    "Measured steps (JSON of `oomb bench`) to correct the rates");
   evaluate->add_flag("--json", arguments.json, "Print {\"loss\", \"tokens\", \"checkpoint\"} as one line");
+  show->add_flag("--json", arguments.json, "Print one line of JSON");
   config->add_flag("--reference", arguments.reference, "Print all settings as Markdown instead");
   try {
     app.parse(argc, argv);
@@ -123,6 +127,10 @@ int run(int argc, char** argv) {
   if (arguments.run_file.empty()) throw InputError("oomb config: RUN is missing; allowed: a run file, or --reference");
   const RunConfig settings = load_run_config(arguments.run_file, arguments.overrides);
   if (config->parsed()) return print(to_json(settings) + "\n");
+  if (show->parsed()) {
+    const status::RunStatus found = status::read_run_status(settings);
+    return print((arguments.json ? status::status_json(found) : status::status_text(found)) + "\n");
+  }
 
   if (plan->parsed()) return plan_run(settings, arguments);
 
@@ -130,7 +138,7 @@ int run(int argc, char** argv) {
   if (train->parsed()) check_plan(settings);
   control::catch_stop_signals();
   const std::filesystem::path worker = launch::find_worker(std::filesystem::read_symlink("/proc/self/exe"));
-  const std::unique_ptr<launch::Launcher> launcher = launch::make_mpirun_launcher();
+  const std::unique_ptr<launch::Launcher> launcher = launch::make_launcher(settings.topology.control_host);
   if (train->parsed()) return control::train(settings, worker, *launcher);
   if (bench->parsed()) return control::bench(settings, arguments.bench, worker, *launcher);
   return control::evaluate(settings, worker, *launcher, arguments.json);

@@ -10,7 +10,10 @@
 #include "coordinator/control/launch_outcome.h"
 #include "coordinator/control/run_error.h"
 #include "coordinator/control/stop_signals.h"
+#include "coordinator/control/straggler_watch.h"
 #include "coordinator/control/worker_session.h"
+#include "coordinator/launch/slurm_allocation.h"
+#include "coordinator/status/exporter.h"
 #include "coordinator/status/loss_plot.h"
 #include "coordinator/status/metrics_file.h"
 #include "coordinator/status/reporter.h"
@@ -32,13 +35,14 @@ std::int64_t last_step_of(const RunConfig& config) {
 // Steps of one launch of the workers.
 class TrainingLoop {
  public:
-  TrainingLoop(const RunConfig& config, WorkerSession& session, status::Reporter& reporter, std::string& checkpoint)
-      : config_(config), session_(session), reporter_(reporter), checkpoint_(checkpoint) {}
+  TrainingLoop(const RunConfig& config, WorkerSession& session, status::Reporter& reporter, status::Exporter& exporter,
+               std::string& checkpoint)
+      : config_(config), session_(session), reporter_(reporter), exporter_(exporter), checkpoint_(checkpoint) {}
 
   void run() {
-    const WorkerReady ready = session_.start();
+    const WorkersReady ready = session_.start();
     const std::int64_t last = last_step_of(config_);
-    std::string started = "worker " + session_.worker_name() + ": " + ready.device + ", " +
+    std::string started = session_.description() + ": " + ready.device + ", " +
                           status::format_count(static_cast<double>(ready.parameters)) + " parameters";
     if (ready.resumed_step > 0) started += ", going on after step " + std::to_string(ready.resumed_step);
     reporter_.info(started);
@@ -81,9 +85,29 @@ class TrainingLoop {
       if (key != "type" && !line.contains(key)) line[key] = value;
     }
     show_step(line, step, last, speed);
+    tell_stragglers(step);
     const std::int64_t every = config_.eval.every;
     if (every > 0 && (step % every == 0 || step == last) && stop_signal() == 0) add_evaluation(line, step);
     metrics.append(line);
+    exporter_.step(line);
+  }
+
+  // Workers that do not tell their own compute time are not watched.
+  void tell_stragglers(std::int64_t step) {
+    std::vector<double> seconds;
+    for (const json& answer : session_.answers()) {
+      const auto entry = answer.find("compute_seconds");
+      if (entry == answer.end() || !entry->is_number()) return;
+      seconds.push_back(entry->get<double>());
+    }
+    for (const int rank : stragglers_.take(seconds)) {
+      char text[128];
+      std::snprintf(text, sizeof(text),
+                    ": %d steps in a row, the last one (%lld) %.2f s where half of the workers need %.2f s",
+                    StragglerWatch::kSteps, static_cast<long long>(step), seconds[static_cast<std::size_t>(rank)],
+                    StragglerWatch::median(seconds));
+      reporter_.warning("slow worker " + session_.worker_name(rank) + text);
+    }
   }
 
   void draw_loss() const {
@@ -121,6 +145,7 @@ class TrainingLoop {
     const json answer = session_.request({{"type", message::kCheckpoint}}, message::kCheckpointDone);
     checkpoint_ = text_of(answer, "path");
     policy.made(step, Clock::now());
+    exporter_.checkpoint(step);
     char text[64];
     std::snprintf(text, sizeof(text), " in %.1f s", number_of(answer, "seconds"));
     reporter_.info("checkpoint of step " + std::to_string(step) + ": " + checkpoint_ + ", " +
@@ -130,17 +155,27 @@ class TrainingLoop {
   const RunConfig& config_;
   WorkerSession& session_;
   status::Reporter& reporter_;
+  status::Exporter& exporter_;
   std::string& checkpoint_;  // path of the last one made, by this or an earlier launch
+  StragglerWatch stragglers_;
   Clock::time_point started_{};
   std::int64_t first_step_ = 1;
 };
 
+// A job that Slurm started again may find its former self, on a node that was lost, still ending.
+std::chrono::milliseconds lock_patience(const RunConfig& config) {
+  const auto allocation = launch::slurm_allocation();
+  if (!allocation || allocation->restarts == 0) return {};
+  return shutdown_grace(config) +
+         std::chrono::milliseconds(static_cast<std::int64_t>(config.timeouts.lost_seconds * 1000));
+}
+
 // One launch. True when it came to its end; false when a worker was lost and may be relaunched.
 bool train_once(const RunConfig& config, const std::filesystem::path& worker_program, launch::Launcher& launcher,
-                status::Reporter& reporter, std::string& checkpoint, bool may_relaunch) {
+                status::Reporter& reporter, status::Exporter& exporter, std::string& checkpoint, bool may_relaunch) {
   WorkerSession session(config, "train", worker_program, config.run.dir / "worker.log", launcher, reporter);
   try {
-    TrainingLoop(config, session, reporter, checkpoint).run();
+    TrainingLoop(config, session, reporter, exporter, checkpoint).run();
     return true;
   } catch (const WorkerLost& error) {
     if (may_relaunch && stop_signal() == 0) {
@@ -168,12 +203,15 @@ bool train_once(const RunConfig& config, const std::filesystem::path& worker_pro
 int train(const RunConfig& config, const std::filesystem::path& worker_program, launch::Launcher& launcher) {
   status::Reporter reporter(stdout, config.log.level, config.log.every);
   return report_failures(reporter, [&] {
-    const status::RunFolder folder(config.run.dir);
+    const status::RunFolder folder(config.run.dir, lock_patience(config));
     status::write_atomically(folder.path() / "config.json", to_json(config) + "\n");
+    status::Exporter exporter(config);
     std::string checkpoint;
     RunConfig attempt = config;
     for (std::int64_t relaunches = 0;; ++relaunches) {
-      if (train_once(attempt, worker_program, launcher, reporter, checkpoint, relaunches < config.restart.max)) break;
+      const bool may_relaunch = relaunches < config.restart.max;
+      if (train_once(attempt, worker_program, launcher, reporter, exporter, checkpoint, may_relaunch)) break;
+      exporter.relaunch();
       // The last checkpoint of this run is known to be whole; what `resume` says is for the first launch.
       if (!checkpoint.empty()) attempt.checkpoint.resume = {Resume::Kind::kPath, checkpoint};
       reporter.warning("relaunch " + std::to_string(relaunches + 1) + " of " + std::to_string(config.restart.max) +

@@ -1,4 +1,5 @@
-// Starting the workers of a run, and ending them for certain. How that is done (mpirun here) is behind this interface.
+// Starting the workers of a run, and ending them for certain. How that is done (mpirun on this machine, srun in a Slurm
+// allocation) is behind this interface.
 #pragma once
 
 #include <chrono>
@@ -28,11 +29,20 @@ struct LaunchExit {
   std::string text() const;
 };
 
+/// Where workers of a launcher reach this process.
+struct ControlEndpoint {
+  std::string bind_address;  // numeric, for the coordinator's socket
+  std::string host;          // name or address, for the workers
+};
+
 class Launcher {
  public:
   virtual ~Launcher() = default;
 
-  /// Starts the workers. InputError when the launcher's program is missing.
+  virtual ControlEndpoint control_endpoint() const = 0;
+
+  /// Starts the workers. InputError when the launcher's program is missing, or there is no room for that many workers
+  /// in what the batch system has allocated.
   virtual void start(const LaunchRequest& request) = 0;
 
   /// How the launch ended, once it has; never blocks.
@@ -46,9 +56,17 @@ class Launcher {
   virtual std::vector<std::string> last_output() = 0;
 };
 
-/// Workers on this machine, under Open MPI's mpirun from PATH. Must be used by one thread, the one that ends last in
-/// the process: the launched processes get a signal when that thread is gone.
-std::unique_ptr<Launcher> make_mpirun_launcher();
+/// Inside a Slurm allocation srun, else mpirun. What either returns must be used by one thread, the one that ends last
+/// in the process: the launched processes get a signal when that thread is gone. `control_host` is the setting
+/// topology.control_host.
+std::unique_ptr<Launcher> make_launcher(const std::string& control_host);
+
+/// Workers on this machine, under Open MPI's mpirun from PATH.
+std::unique_ptr<Launcher> make_mpirun_launcher(const std::string& control_host);
+
+/// One worker for each task of the Slurm allocation that this process runs in, under srun --mpi=pmix. InputError when
+/// there is no allocation.
+std::unique_ptr<Launcher> make_srun_launcher(const std::string& control_host);
 
 /// The worker's program: OOMB_WORKER if set, else beside the program `self` or in ../libexec of it. InputError when
 /// there is none.

@@ -1,79 +1,27 @@
 #include <unistd.h>
 
-#include <cstdlib>
-#include <sstream>
-
-#include "comm/control_messages.h"
-#include "configs/error.h"
-#include "coordinator/launch/child_process.h"
-#include "coordinator/launch/launcher.h"
-#include "coordinator/launch/rank_environment.h"
+#include "coordinator/launch/process_launcher.h"
 
 namespace oomb::launch {
 namespace {
 
-bool is_program(const std::filesystem::path& path) {
-  std::error_code error;
-  return std::filesystem::is_regular_file(path, error) && access(path.c_str(), X_OK) == 0;
-}
-
-std::filesystem::path find_in_path(const std::string& name) {
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path == nullptr ? "/usr/bin:/bin" : path);
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    const std::filesystem::path candidate = std::filesystem::path(folder.empty() ? "." : folder) / name;
-    if (is_program(candidate)) return candidate;
-  }
-  throw InputError(name + ": not found in PATH; it comes with Open MPI (Debian: openmpi-bin)");
-}
-
-class MpirunLauncher : public Launcher {
+class MpirunLauncher : public ProcessLauncher {
  public:
+  using ProcessLauncher::ProcessLauncher;
+
   void start(const LaunchRequest& request) override {
-    const std::filesystem::path mpirun = find_in_path("mpirun");
-    // Unbound: a worker uses all the cores that train.threads gives it. The worker reports its own failures.
-    const std::vector<std::string> arguments = {
-        "mpirun", "--quiet", "--bind-to", "none", "-np", std::to_string(request.workers), request.worker.string()};
-    std::vector<std::string> environment = merged_environment(local_rank_environment(geteuid() == 0));
-    const auto set = [&](const std::string& name, const std::string& value) {
-      std::erase_if(environment, [&](const std::string& entry) { return entry.starts_with(name + "="); });
-      environment.push_back(name + "=" + value);
-    };
-    set(comm::kHostVariable, request.control_host);
-    set(comm::kPortVariable, std::to_string(request.control_port));
-    set(comm::kSecretVariable, request.control_secret);
-    adopt_orphans();
-    child_.reset();  // its end would take the new processes along
-    child_ = std::make_unique<ChildProcess>(mpirun, arguments, environment, request.output_file);
+    // Unbound: a worker uses all the cores that train.threads gives it; there may be more workers than cores. The
+    // worker reports its own failures.
+    start_program({"mpirun", "--quiet", "--bind-to", "none", "--oversubscribe", "-np", std::to_string(request.workers),
+                   request.worker.string()},
+                  local_rank_environment(geteuid() == 0), request, "Open MPI (Debian: openmpi-bin)");
   }
-
-  std::optional<LaunchExit> exited() override { return child_ ? child_->exited() : std::nullopt; }
-  void stop(std::chrono::milliseconds grace) override {
-    if (child_) child_->stop(grace);
-  }
-  std::vector<std::string> last_output() override {
-    return child_ ? child_->last_output() : std::vector<std::string>();
-  }
-
- private:
-  std::unique_ptr<ChildProcess> child_;
 };
 
 }  // namespace
 
-std::unique_ptr<Launcher> make_mpirun_launcher() { return std::make_unique<MpirunLauncher>(); }
-
-std::filesystem::path find_worker(const std::filesystem::path& self) {
-  if (const char* chosen = std::getenv("OOMB_WORKER"); chosen != nullptr && *chosen != '\0') {
-    if (!is_program(chosen)) throw InputError(std::string("OOMB_WORKER=") + chosen + ": not a program");
-    return std::filesystem::absolute(chosen);
-  }
-  const std::filesystem::path folder = self.parent_path();
-  for (const auto& candidate : {folder / "oomb-worker", folder.parent_path() / "libexec" / "oomb-worker"}) {
-    if (is_program(candidate)) return candidate;
-  }
-  throw InputError((folder / "oomb-worker").string() +
-                   ": the worker's program is missing; it is built where LibTorch is found, or set OOMB_WORKER");
+std::unique_ptr<Launcher> make_mpirun_launcher(const std::string& control_host) {
+  return std::make_unique<MpirunLauncher>(control_host.empty() ? loopback_endpoint() : network_endpoint(control_host));
 }
 
 }  // namespace oomb::launch

@@ -16,6 +16,9 @@ struct EnvironmentSetting {
 /// left to the worker, which knows train.threads.
 std::vector<EnvironmentSetting> local_rank_environment(bool running_as_root);
 
+/// What ranks that srun starts, on one or many nodes, need.
+std::vector<EnvironmentSetting> slurm_rank_environment();
+
 /// The calling process's environment as NAME=VALUE texts, with `settings` added where the name is not set yet.
 std::vector<std::string> merged_environment(const std::vector<EnvironmentSetting>& settings);
 

@@ -4,8 +4,10 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
+#include <thread>
 
 #include "configs/error.h"
 #include "coordinator/control/run_error.h"
@@ -29,7 +31,7 @@ int write_and_sync(int fd, const std::string& content) {
 
 }  // namespace
 
-RunFolder::RunFolder(const std::filesystem::path& path) : path_(path) {
+RunFolder::RunFolder(const std::filesystem::path& path, std::chrono::milliseconds patience) : path_(path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
   if (error || !std::filesystem::is_directory(path, error)) {
@@ -39,7 +41,13 @@ RunFolder::RunFolder(const std::filesystem::path& path) : path_(path) {
   const std::filesystem::path lock = path / ".lock";
   lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (lock_ < 0) throw InputError("run.dir: " + path.string() + ": cannot be written: " + error_text(errno));
-  if (flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+  // `oomb status` tries the lock for an instant.
+  const auto deadline = std::chrono::steady_clock::now() + std::max(patience, std::chrono::milliseconds(300));
+  while (flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+    if (std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      continue;
+    }
     close(lock_);
     throw InputError("run.dir: " + path.string() + ": in use by another run; allowed: a folder of its own for each");
   }

@@ -7,6 +7,7 @@
 //   .lock              held while a coordinator runs
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <string>
 
@@ -15,8 +16,8 @@ namespace oomb::status {
 class RunFolder {
  public:
   /// Makes the folder when missing and locks it. InputError when that fails, something cannot be written in it, or
-  /// another coordinator holds it.
-  explicit RunFolder(const std::filesystem::path& path);
+  /// another coordinator still holds it after `patience`.
+  explicit RunFolder(const std::filesystem::path& path, std::chrono::milliseconds patience = {});
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
   ~RunFolder();

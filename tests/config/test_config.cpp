@@ -177,6 +177,12 @@ TEST(Config, FilesThatAreNoRunFiles) {
   EXPECT_TRUE(
       load_error(folder.write("t.yaml", "train:\n\tsteps: 1\n")).starts_with(base + "/t.yaml:2: not valid YAML ("));
   EXPECT_EQ(load_error(folder.write("b.yaml", std::string("a\0b", 3))), base + "/b.yaml: not a text file");
+  for (const char* bytes : {"\xc9", "\xc9j", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\xff"}) {
+    EXPECT_EQ(error_of(std::string("model: {config: m") + bytes + "}\n"), "run.yaml: not UTF-8 text") << bytes;
+    EXPECT_THROW(with((std::string("model.config=m") + bytes).c_str()), InputError) << bytes;
+  }
+  EXPECT_NO_THROW(
+      parse("run: {name: \"\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80\"}\nmodel: {config: m}\ndata: {kind: copy}\n"));
   EXPECT_EQ(load_error("/dev/zero"), "/dev/zero: too large for a settings file: more than 1 MiB");
   EXPECT_TRUE(load_error(folder.write("d.yaml", "a: " + std::string(300, '['))).starts_with(base + "/d.yaml"));
   EXPECT_NE(error_of("a: &a [*a]\n"), "");  // a list that holds itself

@@ -1,13 +1,21 @@
 // A worker that speaks the protocol and computes nothing, told by FAKE_WORKER to misbehave. Its "loss" is 1/step and
 // its checkpoints are files named by their step.
 //
-// FAKE_WORKER is a list of words, separated by commas; `word@N` acts when step N is asked for:
-//   crash@N stop@N hang@N garbage@N oversized@N wrong@N badstep@N exit@N   die by SIGABRT, stop itself, never answer,
-//   ... fail_input@N fail_resource@N fail_internal@N    tell a failure and end with status 9 once                the
-//   above only if the file `crashed` in run.dir is not there yet; it is made then slow=S              seconds per step
+// FAKE_WORKER is a list of words, separated by commas. `word@N` acts when step N is asked for; `word#R` and `word@N#R`
+// only on rank R:
+//   crash@N stop@N hang@N exit@N    die by SIGABRT, stop itself, never answer, end with status 6
+//   garbage@N oversized@N wrong@N badstep@N    break the protocol
+//   disagree@N twice@N              a loss of its own, two answers
+//   fail_input@N fail_resource@N fail_internal@N    tell a failure and end with status 9
+//   accuse@N                        tell that rank `accused=R` is lost, and end with status 9
+//   once                the above only if the file `crashed` in run.dir is not there yet; it is made then
+//   slow=S              seconds per step
+//   compute=S           told as compute_seconds
 //   silent_exit         end with status 5 and a line on stderr before connecting
 //   no_connect          never connect
 //   no_ready            connect and never be ready
+//   late                connect half a second later than the others
+//   claim_rank=R claim_size=W    lie about itself
 //   no_finish           ignore the request to end
 //   bad_end             end with status 4 after the request to end
 //   strangers           disturb the coordinator's port with nonsense before connecting
@@ -24,6 +32,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -41,11 +50,25 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 namespace message = oomb::comm::message;
 
+// Told by mpirun, or by srun with or without PMIx.
+int from_launcher(std::initializer_list<const char*> variables, int otherwise) {
+  for (const char* name : variables) {
+    if (const char* text = std::getenv(name)) return std::atoi(text);
+  }
+  return otherwise;
+}
+
+int own_rank() { return from_launcher({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"}, 0); }
+
 std::map<std::string, std::string> behaviour() {
   std::map<std::string, std::string> words;
   const char* text = std::getenv("FAKE_WORKER");
   std::istringstream stream(text == nullptr ? "" : text);
   for (std::string word; std::getline(stream, word, ',');) {
+    if (const std::size_t rank = word.find('#'); rank != std::string::npos) {
+      if (std::stoi(word.substr(rank + 1)) != own_rank()) continue;
+      word.resize(rank);
+    }
     const std::size_t split = word.find_first_of("@=");
     words[word.substr(0, split)] = split == std::string::npos ? "" : word.substr(split + 1);
   }
@@ -81,11 +104,11 @@ class FakeWorker {
       raw_connection(address, std::string(4, '\xff'), false);
       raw_connection(address, "", true);
     }
-    const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-    const char* size = std::getenv("OMPI_COMM_WORLD_SIZE");
+    if (words_.contains("late")) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    const int size = from_launcher({"OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"}, 1);
     client_ = oomb::comm::ControlClient::connect(address,
-                                                 {{"rank", std::atoi(rank ? rank : "0")},
-                                                  {"size", std::atoi(size ? size : "1")},
+                                                 {{"rank", number("claim_rank", own_rank())},
+                                                  {"size", number("claim_size", size)},
                                                   {"host", "fakehost"},
                                                   {"pid", getpid()}},
                                                  std::chrono::steady_clock::now() + std::chrono::seconds(10));
@@ -100,7 +123,7 @@ class FakeWorker {
                    {"parameters", 1234},
                    {"resumed_step", done_},
                    {"checkpoint", checkpoint_},
-                   {"lines", {"a line of ready"}}});
+                   {"lines", {"a line of ready, rank " + std::to_string(own_rank())}}});
     for (;;) {
       const auto request = client_->receive(std::chrono::milliseconds(1000));
       if (!request) continue;
@@ -135,8 +158,15 @@ class FakeWorker {
     return true;
   }
 
+  int number(const std::string& word, int otherwise) const {
+    const auto entry = words_.find(word);
+    return entry == words_.end() ? otherwise : std::stoi(entry->second);
+  }
+
   void fail(const char* kind) {
-    client_->send({{"type", message::kFailed}, {"kind", kind}, {"message", std::string("told to fail: ") + kind}});
+    json failure = {{"type", message::kFailed}, {"kind", kind}, {"message", std::string("told to fail: ") + kind}};
+    if (failure["kind"] == "peer") failure["peer"] = number("accused", 0);
+    client_->send(failure);
     client_.reset();
     _exit(9);
   }
@@ -159,6 +189,8 @@ class FakeWorker {
     if (acts("fail_input", step)) fail("input");
     if (acts("fail_resource", step)) fail("resource");
     if (acts("fail_internal", step)) fail("internal");
+    if (acts("accuse", step)) fail("peer");
+    if (acts("twice", step)) client_->send(step_done(step, 0.001, 1.0 / static_cast<double>(step)));
     // The client refuses to send nonsense, so these go past it: its socket is the last one that was opened.
     if (acts("garbage", step)) write_raw(std::string("\0\0\0\5hello", 9));
     if (acts("oversized", step)) write_raw("\x7f\xff\xff\xff");
@@ -177,30 +209,40 @@ class FakeWorker {
     std::this_thread::sleep_for(std::chrono::hours(1));
   }
 
+  json step_done(std::int64_t step, double seconds, double loss) {
+    json message = {{"type", message::kStepDone},
+                    {"step", step},
+                    {"loss", loss},
+                    {"tokens", 4097},
+                    {"seconds", seconds + 0.001 * own_rank()},
+                    {"grad_norm", 0.5},
+                    {"lr", 1e-3},
+                    {"hbm_peak_bytes", 0},
+                    {"host_peak_bytes", 1 << 20},
+                    {"extra", 7},
+                    {"own", own_rank()}};
+    if (words_.contains("compute")) message["compute_seconds"] = std::stod(words_["compute"]);
+    return message;
+  }
+
   void answer(const json& request) {
     if (request["type"] == message::kRunStep) {
       const std::int64_t step = request["step"];
       misbehave(step);
       const double seconds = words_.contains("slow") ? std::stod(words_["slow"]) : 0.001;
       std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-      const double loss =
-          words_.contains("nan") ? std::numeric_limits<double>::quiet_NaN() : 1.0 / static_cast<double>(step);
-      client_->send({{"type", message::kStepDone},
-                     {"step", step},
-                     {"loss", loss},
-                     {"tokens", 4097},
-                     {"seconds", seconds},
-                     {"grad_norm", 0.5},
-                     {"lr", 1e-3},
-                     {"hbm_peak_bytes", 0},
-                     {"host_peak_bytes", 1 << 20},
-                     {"extra", 7}});
+      double loss = words_.contains("nan") ? std::numeric_limits<double>::quiet_NaN() : 1.0 / static_cast<double>(step);
+      if (acts("disagree", step)) loss += 0.5;
+      client_->send(step_done(step, seconds, loss));
       done_ = step;
     } else if (request["type"] == message::kCheckpoint) {
       fs::create_directories(config_.checkpoint.dir);
       checkpoint_ = (config_.checkpoint.dir / std::to_string(done_)).string();
-      std::ofstream(checkpoint_) << "checkpoint";
-      client_->send({{"type", message::kCheckpointDone}, {"path", checkpoint_}, {"bytes", 10}, {"seconds", 0.25}});
+      if (own_rank() == 0) std::ofstream(checkpoint_) << "checkpoint";
+      client_->send({{"type", message::kCheckpointDone},
+                     {"path", own_rank() == 0 ? checkpoint_ : ""},
+                     {"bytes", 1024},
+                     {"seconds", 0.25}});
     } else if (request["type"] == message::kEvaluate) {
       client_->send({{"type", message::kEvaluated}, {"loss", 2.5}, {"tokens", 999}});
     }

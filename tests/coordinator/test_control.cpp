@@ -300,6 +300,43 @@ TEST_F(ControlTest, FloodOfStrangersLeavesRoomForAWorker) {
   for (int fd : flood) close(fd);
 }
 
+// Those that say nothing make room for those that come later, long before hello_seconds have passed.
+TEST_F(ControlTest, WorkerJoinsInTheMiddleOfAFlood) {
+  start(1, 30, 3600);
+  std::vector<int> flood;
+  for (int i = 0; i < 200; ++i) flood.push_back(raw(""));
+  const auto client = join();
+  for (int i = 0; i < 200; ++i) flood.push_back(raw("\x7f"));
+  int joined = 0, refused = 0;
+  while (joined == 0 || refused < 100) {
+    const ControlEvent event = next();
+    if (event.kind == Kind::kJoined) ++joined;
+    if (event.kind == Kind::kStranger) {
+      ++refused;
+      EXPECT_NE(event.text.find("too many connections"), std::string::npos) << event.text;
+    }
+    ASSERT_NE(event.kind, Kind::kLost) << event.text;
+    if (HasFailure()) break;
+  }
+  EXPECT_EQ(joined, 1);
+  EXPECT_FALSE(client->lost());
+  for (int fd : flood) close(fd);
+}
+
+TEST_F(ControlTest, RefusedProcessOfTheLaunchIsToldFromAStranger) {
+  start(2);
+  json wrong = hello(0, 1);
+  wrong["type"] = "hello";
+  wrong["secret"] = options_.secret;
+  const int own = raw(frame(wrong.dump()));
+  EXPECT_TRUE(next().knows_secret);
+  close(own);
+  wrong["secret"] = make_secret();
+  const int stranger = raw(frame(wrong.dump()));
+  EXPECT_FALSE(next().knows_secret);
+  close(stranger);
+}
+
 TEST_F(ControlTest, WrongSecretSizeOrRankIsTold) {
   start(2);
   const auto refusal = [&](const std::string& secret, const json& greeting) {

@@ -67,6 +67,10 @@ class Server {
   void run() {
     const json& welcome = client_.welcome();
     const RunConfig config = run_config_from_json(welcome.at("config").dump());
+    if (config.topology.workers > 1) {
+      throw InputError("topology.workers: " + std::to_string(config.topology.workers) +
+                       " workers are not supported by this oomb-worker yet; allowed: 1");
+    }
     const bool train = welcome.at("mode") == "train";
     TrainerEvents events;
     events.log = [this](const std::string& level, const std::string& text) {
