@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """bf16 gradients at real width: ours may be no farther from fp32 than those of transformers' own bf16 run.
 
-usage: gpu_bf16.py PARITY_DUMP [TOKENS]
+usage: test_bf16.py PARITY_DUMP [OOMB] [TOKENS]
 
 Two layers of Qwen2.5-7B's width (a vocabulary of 32,768, to keep logits small), random weights, dense attention, on the
 GPU: some 60 GiB of its memory for 16,384 tokens. Without a GPU a small model on the CPU. The reference is transformers
 in fp32 (TF32 off) with the same bf16-valued weights. Prints relative distances of all gradients together and of the
-worst tensor, and fails where ours are larger.
+worst tensor; all together must not be farther, and no tensor much: the two round differently, tensor by tensor.
 """
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-IGNORED = -100
+PER_TENSOR = 1.5
 
 
 def attention_without_groups(module, query, key, value, attention_mask, scaling, dropout=0.0, **_):
@@ -66,20 +66,20 @@ def gradients(model, ids):
     return loss.item(), {name: p.grad.detach().float().cpu() for name, p in model.named_parameters()}
 
 
-def distance(ours, reference):
-    """Relative distance of all gradients together, and the worst tensor's with its name. Tensors below a thousandth of
-    all gradients are measured against that: of a key bias, whose gradient nearly cancels, bf16 leaves little."""
+def distances(ours, reference):
+    """Relative distance of all gradients together, and of every tensor. Tensors below a thousandth of all gradients are
+    measured against that: of a key bias, whose gradient nearly cancels, bf16 leaves little."""
     error = {name: (ours[name].double() - g.double()).norm().item() for name, g in reference.items()}
     norm = {name: g.double().norm().item() for name, g in reference.items()}
     together = sum(n * n for n in norm.values()) ** 0.5
     total = sum(e * e for e in error.values()) ** 0.5 / together
-    return total, max((error[name] / max(norm[name], 1e-3 * together), name) for name in reference)
+    return total, {name: error[name] / max(norm[name], 1e-3 * together) for name in reference}
 
 
 def main():
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
-    n = int(sys.argv[2]) if len(sys.argv) == 3 else 16384 if GPU else 1100
+    n = next((int(text) for text in sys.argv[2:] if text.isdigit()), 16384 if GPU else 1100)
     torch.backends.cuda.matmul.allow_tf32 = False
     model = make_model()
     ids = torch.randint(VOCAB, (n,), generator=torch.Generator().manual_seed(7)).to(DEVICE)
@@ -99,13 +99,14 @@ def main():
         out = load_file(work / "out.safetensors")
     ours = {name.removeprefix("grad."): g for name, g in out.items() if name.startswith("grad.")}
     assert ours.keys() == exact.keys(), ours.keys() ^ exact.keys()
-    our_distance, their_distance = distance(ours, exact), distance(theirs, exact)
+    (our_total, our_tensors), (their_total, their_tensors) = distances(ours, exact), distances(theirs, exact)
     print(f"{n} tokens; loss: fp32 {exact_loss:.6f}, transformers bf16 {theirs_loss:.6f}, "
           f"ours bf16 {out['loss_mean'].item():.6f}")
-    for who, (total, (worst, name)) in (("transformers bf16", their_distance), ("ours bf16", our_distance)):
-        print(f"{who:18} all gradients {total:.3e}, worst tensor {worst:.3e} ({name})")
-    if our_distance[0] > their_distance[0] or our_distance[1][0] > their_distance[1][0]:
-        sys.exit("error: ours are farther from fp32")
+    ratio, worst = max((our_tensors[name] / their_tensors[name], name) for name in exact)
+    print(f"all gradients: transformers bf16 {their_total:.3e}, ours bf16 {our_total:.3e}; worst tensor against "
+          f"transformers' {worst}: {our_tensors[worst]:.3e} / {their_tensors[worst]:.3e}")
+    if our_total > their_total or ratio > PER_TENSOR:
+        sys.exit(f"error: ours are farther from fp32 (allowed: all together no farther, a tensor {PER_TENSOR} times)")
 
 
 if __name__ == "__main__":
