@@ -16,13 +16,16 @@
 // whole, and its pages can be freed, since nobody reads them any more. Without pass 2 (evaluation) finish() alone
 // leads to wait_complete() as well.
 //
+// The twin's check of reads: the caller marks pages readable before publish() and freed when it frees them, and marks a
+// staging slot readable before each announce() (Transport::mark_readable).
+//
 // Messages per layer and sequence, W > 1, all bodies small beside the pages:
-//   means           S * (W-1) messages of 40 + 12 * pages_of(chunk) + means bytes
-//   contributions   one per announce(), of 56 + 20 * pages bytes; one ack each, of 40 bytes
-//   markers         S * (W-1) messages of 40 + 16 * (chunks of that owner before s) bytes
+//   means           S * (W-1) messages of 28 + 12 * pages_of(chunk) + means bytes
+//   contributions   one per announce(), of 40 + 20 * pages bytes; one ack each, of 24 bytes
+//   markers         S * (W-1) messages of 28 + 8 * (chunks of that owner before s) bytes
 // Gets: what the caller asks for, one per page.
 //
-// Memory here: un-taken means and the addresses of all pages (12 bytes per layer and page), notes not yet taken, and at
+// Memory here: un-taken means and the addresses of all pages (16 bytes per layer and page), notes not yet taken, and at
 // most `max_early_bytes` of messages for sequences that have not begun here. Duplicates, and messages of sequences that
 // have ended here, are counted and dropped.
 //
@@ -109,7 +112,10 @@ class PageExchange {
   /// finish() and all notes. Sorted by target chunk and first page. Once per (layer, from_chunk), if no
   /// next_contribution() took a part of it.
   std::vector<Contribution> take_contributions(std::int64_t layer, std::int64_t from_chunk, Deadline deadline);
-  /// Any one note in order of arrival, nothing if there is none: for callers to whom the order of sums does not matter.
+  /// For callers to whom the order of sums does not matter: any one note, the oldest first. Waits until there is one;
+  /// nothing when own chunk `chunk` is complete at `layer` instead.
+  std::optional<Contribution> next_contribution(std::int64_t layer, std::int64_t chunk, Deadline deadline);
+  /// The same without waiting.
   std::optional<Contribution> next_contribution();
   /// The staged bytes of a note, one get per page in its order; `to` has as many targets.
   Ticket get_staged(const Contribution& contribution, std::span<void* const> to, MemoryKind to_kind);

@@ -67,10 +67,12 @@ struct GetRequest {
 /// A batch of gets under way. 0 is no ticket.
 using Ticket = std::uint64_t;
 
-/// Called on the progress thread; neither may block, throw or call the transport.
+/// Called on the progress thread (on_failure also on the thread that calls abort()). Neither may block or call the
+/// transport.
 class MessageSink {
  public:
   virtual ~MessageSink() = default;
+  /// A CommError thrown here fails the transport with Aborted and its text.
   virtual void on_message(int peer, MessageKind kind, std::span<const std::byte> body) = 0;
   /// Once, when the transport fails.
   virtual void on_failure(const Failure& failure) = 0;
@@ -124,6 +126,7 @@ class Transport {
 
   /// Starts gets and returns. Targets must stay valid until wait() or done() has said that the batch is complete; after
   /// a failure, until the transport is destroyed. An empty batch is complete at once.
+  /// std::logic_error for bytes outside of the peer's segments.
   virtual Ticket get(std::span<const GetRequest> requests) = 0;
   /// Whether the batch is complete; throws like wait() when the transport has failed. Does not end the ticket.
   virtual bool done(Ticket ticket) = 0;

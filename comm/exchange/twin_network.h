@@ -6,7 +6,7 @@
 //
 // It also watches what no real network can: with mark_readable()/mark_freed() every get is checked when it starts and
 // when it is carried out. A read of bytes that were never readable, are freed, or were freed and made readable again in
-// between, is a violation; freed bytes are overwritten with 0xFB (fp32: -6.4e36, bf16 alike).
+// between, is a violation; freed bytes are overwritten with 0xFB (-2.6e36 in fp32 and bf16).
 #pragma once
 
 #include <cstdint>
