@@ -39,10 +39,9 @@ std::vector<Block> blocks_of(const ChunkQkv& qkv, const PastPages& past) {
   const int64_t full_tiles = num_tokens / selection.tile_tokens;
   const int64_t scores_per_page = heads * std::min(selection.tile_tokens, num_tokens) * past.shape.page_tokens;
   const int64_t bytes_per_page = past.shape.slot_elements() * qkv.q.element_size();
-  const int64_t tile_pages =
-      std::max(std::min({limits.scores / scores_per_page, limits.gathered_bytes / bytes_per_page,
-                         past.source->max_pages_at_once()}),
-               int64_t{1});
+  const int64_t tile_pages = std::max(std::min({limits.scores / scores_per_page, limits.gathered_bytes / bytes_per_page,
+                                                past.source->max_pages_at_once()}),
+                                      int64_t{1});
   const int64_t pages = std::min(tile_pages, selection.pages_per_tile);
   const int64_t tiles = std::max(tile_pages / pages, int64_t{1});
   for (int64_t page = 0; page < selection.pages_per_tile; page += pages) {

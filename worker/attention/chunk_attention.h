@@ -23,8 +23,8 @@ struct ChunkQkv {
 /// The pages a chunk attends to. `selection->num_tiles * pages_per_tile` may be 0.
 struct PastPages {
   const Selection* selection = nullptr;
-  pages::PageTable* table = nullptr;       ///< of the own chunks' pages
-  cluster::PageSource* source = nullptr;   ///< makes pages of other workers readable, takes their gradients
+  pages::PageTable* table = nullptr;      ///< of the own chunks' pages
+  cluster::PageSource* source = nullptr;  ///< makes pages of other workers readable, takes their gradients
   at::Tensor home_addresses;  ///< int64 [pages] on the worker's device: where each page of this layer can be read
   int64_t layer = 0, chunk = 0;
   kernels::PageShape shape;

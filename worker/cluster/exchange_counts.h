@@ -1,6 +1,7 @@
 // What one worker moved and waited for, by layer and pass.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -16,7 +17,7 @@ struct ExchangeCounts {
   int64_t pages_fetched = 0, page_hits = 0, page_bytes = 0;
   int64_t contributions_sent = 0;  ///< pages announced to others
   int64_t contributions_fetched = 0, contribution_bytes = 0;
-  int64_t means_received = 0, means_bytes = 0;  ///< chunks of others
+  int64_t means_received = 0, means_bytes = 0;                           ///< chunks of others
   double means_seconds = 0, page_seconds = 0, contribution_seconds = 0;  ///< waiting
 
   ExchangeCounts& operator+=(const ExchangeCounts& other);

@@ -72,8 +72,7 @@ ExchangedPages::ExchangedPages(comm::Transport* transport, const SegmentRegistry
   comm::PageExchange::Options exchange;
   exchange.page_bytes = options.layout.kv_slot_bytes;
   if (slots.staging > 0) {
-    exchange.staging.base = {
-        transport->register_segment(staging, slots.staging * gradient_bytes, kind, deadline()), 0};
+    exchange.staging.base = {transport->register_segment(staging, slots.staging * gradient_bytes, kind, deadline()), 0};
     exchange.staging.slot_bytes = gradient_bytes;
     exchange.staging.num_slots = slots.staging;
   }
@@ -98,9 +97,6 @@ void ExchangedPages::begin_step(int64_t step) {
 void ExchangedPages::begin_sequence(const SequencePages& pages, Work work) {
   pages_ = pages;
   pass_ = work == Work::training ? ExchangePass::pass1 : ExchangePass::evaluation;
-  if (work == Work::training && options_.slots.staging == 0 && pages.grid.num_chunks() > 1 && num_workers() > 1) {
-    throw std::logic_error("ExchangedPages: no staging slots for gradients");
-  }
   shape_.id = next_id_;
   shape_.num_layers = options_.layout.num_layers;
   shape_.num_pages = pages.grid.num_pages();
@@ -120,8 +116,7 @@ void ExchangedPages::end_sequence() {
 
 void ExchangedPages::publish(int64_t layer, int64_t chunk) {
   const int64_t first = pages_.grid.first_page_of(chunk), count = pages_.grid.pages_of(chunk);
-  const at::Tensor means =
-      pages_.means[static_cast<size_t>(layer)].narrow(0, first, count).to(at::kCPU).contiguous();
+  const at::Tensor means = pages_.means[static_cast<size_t>(layer)].narrow(0, first, count).to(at::kCPU).contiguous();
   synchronise(options_.types.device);  // the homes are written
   std::vector<comm::RemoteAddress> addresses;
   for (int64_t page = first; page < first + count; ++page) {
@@ -320,8 +315,7 @@ void ExchangedPages::fetch_and_add(int64_t layer, std::span<const comm::Contribu
   const int64_t tokens = shape.page_tokens, heads = shape.kv_heads, dim = shape.head_dim;
   const auto element = static_cast<int64_t>(c10::elementSize(options_.gradient_dtype));
   const at::Tensor gradients = at::from_blob(
-      landing_, {landed, 2, heads, tokens, dim},
-      {slot_bytes / element, heads * tokens * dim, tokens * dim, dim, 1},
+      landing_, {landed, 2, heads, tokens, dim}, {slot_bytes / element, heads * tokens * dim, tokens * dim, dim, 1},
       at::TensorOptions().dtype(options_.gradient_dtype).device(kind_ == comm::MemoryKind::kCuda ? device : at::kCPU));
   const at::Tensor dk = gradients.select(1, 0).contiguous().to(device);
   const at::Tensor dv = gradients.select(1, 1).contiguous().to(device);

@@ -23,7 +23,7 @@ class PageCache {
     int64_t num_slots = 0;
     int64_t slot_bytes = 0;
     int64_t num_layers = 0;
-    int64_t min_share = 0;  ///< at most num_slots
+    int64_t min_share = 0;   ///< at most num_slots
     char* memory = nullptr;  ///< num_slots * slot_bytes; must outlive the transport
     comm::MemoryKind kind = comm::MemoryKind::kHost;
     /// Called before slots that were read are overwritten: on a GPU, waits until the readers are done. May be empty.
@@ -73,7 +73,7 @@ class PageCache {
   int64_t share_ = 0;
   std::vector<Slot> slots_;
   std::vector<Share> shares_;
-  std::unordered_map<int64_t, int64_t> slot_of_;                       // by key
+  std::unordered_map<int64_t, int64_t> slot_of_;                      // by key
   std::unordered_map<comm::Ticket, std::vector<int64_t>> under_way_;  // slots of each batch
   int64_t num_reads_ = 0;
   Counts counts_;

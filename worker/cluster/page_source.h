@@ -1,8 +1,8 @@
 // The seam between the pipeline of one worker and the group of workers that train a sequence together.
 //
 // The pipeline works on the chunks that this worker owns and tells the page source what it has done; the source makes
-// pages of other workers readable and takes the gradients of them. LocalPages is a group of one: it owns every chunk and
-// does nothing. ExchangedPages (exchanged_pages.h) is a worker of a real group.
+// pages of other workers readable and takes the gradients of them. LocalPages is a group of one: it owns every chunk
+// and does nothing. ExchangedPages (exchanged_pages.h) is a worker of a real group.
 //
 // Order of the calls, per sequence (layer l, own chunk s):
 //   begin_sequence

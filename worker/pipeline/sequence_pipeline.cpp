@@ -32,15 +32,13 @@ struct SequencePipeline::Sequence {
   std::vector<std::vector<attention::Selection>> selections;  // [own chunk][layer], empty until chosen
   at::Tensor selected;                                        // int32 [own chunks, layers, tiles, B] in host memory
 
-  int64_t index_of(int64_t chunk) const {
-    return std::lower_bound(own.begin(), own.end(), chunk) - own.begin();
-  }
+  int64_t index_of(int64_t chunk) const { return std::lower_bound(own.begin(), own.end(), chunk) - own.begin(); }
   int64_t distance_of(int64_t chunk) const { return static_cast<int64_t>(own.size()) - 1 - index_of(chunk); }
   int64_t own_labels() const {
     int64_t sum = 0;
     for (const int64_t chunk : own) {
-      sum += count_labels(labels.subspan(static_cast<size_t>(grid.begin_of(chunk)),
-                                         static_cast<size_t>(grid.tokens_of(chunk))));
+      sum += count_labels(
+          labels.subspan(static_cast<size_t>(grid.begin_of(chunk)), static_cast<size_t>(grid.tokens_of(chunk))));
     }
     return sum;
   }
@@ -110,8 +108,7 @@ void SequencePipeline::prepare_layer_constants() {
 }
 
 SequencePipeline::Sequence SequencePipeline::begin_sequence(std::span<const int64_t> ids,
-                                                            std::span<const int64_t> labels,
-                                                            cluster::Work work) const {
+                                                            std::span<const int64_t> labels, cluster::Work work) const {
   const model::ModelConfig& config = parameters_->config();
   if (ids.size() != labels.size() || ids.empty()) {
     throw std::logic_error("sequence of " + std::to_string(ids.size()) + " ids and " + std::to_string(labels.size()) +
@@ -211,8 +208,7 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
     if (selection.num_tiles == 0) {
       source_->await_means(l, chunk);
       selection = choose(s, chunk, l, a.qkv);
-      if (pass != Pass::evaluate && selection.pages.defined())
-        selection.keep_on_host(s.selected[s.index_of(chunk)][l]);
+      if (pass != Pass::evaluate && selection.pages.defined()) selection.keep_on_host(s.selected[s.index_of(chunk)][l]);
       if (observer_.on_selection) {
         synchronise(types_.device);
         observer_.on_selection(chunk, l, selection);
@@ -298,8 +294,7 @@ void SequencePipeline::embedding_backward(const Sequence& s, int64_t chunk, cons
 HeadLoss SequencePipeline::loss_of(const Sequence& s, int64_t chunk, const at::Tensor& hidden, double grad_scale,
                                    bool gradients) const {
   const auto begin = s.labels.begin() + s.grid.begin_of(chunk);
-  const at::Tensor labels =
-      to_device(std::vector<int64_t>(begin, begin + s.grid.tokens_of(chunk)), types_.device);
+  const at::Tensor labels = to_device(std::vector<int64_t>(begin, begin + s.grid.tokens_of(chunk)), types_.device);
   return head_loss(hidden, labels, parameters_->head(), options_.loss_row_tile, grad_scale, gradients);
 }
 

@@ -1,5 +1,5 @@
-// The chunk-recurrent pipeline over one sequence: pass 1 fills the KV pages, pass 2 goes through the chunks from last to
-// first, recomputes each with its activations, and runs its backward.
+// The chunk-recurrent pipeline over one sequence: pass 1 fills the KV pages, pass 2 goes through the chunks from last
+// to first, recomputes each with its activations, and runs its backward.
 //
 //   pass 1   for chunk 0 .. S-2:  per layer  project -> pages, means -> select -> attend -> finish
 //            (of the last layer only q, K, V and the selection)
