@@ -74,7 +74,8 @@ function(oomb_find_libtorch)
   target_compile_definitions(oomb::torch INTERFACE FMT_HEADER_ONLY)
   # The wheel's own dependencies (CUDA runtime, CUPTI) lie beside it or in the toolkit; they are found at run time.
   target_link_options(oomb::torch INTERFACE
-    "-Wl,--allow-shlib-undefined" "-Wl,--unresolved-symbols=ignore-in-shared-libs")
+    "-Wl,--allow-shlib-undefined" "-Wl,--unresolved-symbols=ignore-in-shared-libs"
+    "-Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/hide_std_strings.map")
   target_link_libraries(oomb::torch INTERFACE "${root}/lib/libtorch_cpu.so" "${root}/lib/libc10.so")
   if(OOMB_HAVE_CUDA)
     target_link_libraries(oomb::torch INTERFACE "${root}/lib/libc10_cuda.so")

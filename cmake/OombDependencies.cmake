@@ -60,6 +60,20 @@ else()
   set(OOMB_YAML_CPP yaml-cpp)
 endif()
 
+# --- UCX ------------------------------------------------------------------------------------------------------------
+set(OOMB_HAVE_UCX OFF)
+if(NOT OOMB_UCX STREQUAL "OFF")
+  find_package(ucx CONFIG QUIET)
+  if(ucx_FOUND)
+    # ucp does not bring ucs along.
+    add_library(oomb_ucx INTERFACE)
+    target_link_libraries(oomb_ucx INTERFACE ucx::ucp ucx::ucs)
+    set(OOMB_HAVE_UCX ON)
+  elseif(OOMB_UCX STREQUAL "ON")
+    message(FATAL_ERROR "OOMB_UCX=ON but UCX was not found: install libucx-dev, or add its prefix to CMAKE_PREFIX_PATH")
+  endif()
+endif()
+
 # --- LibTorch -------------------------------------------------------------------------------------------------------
 set(OOMB_HAVE_TORCH OFF)
 if(NOT OOMB_TORCH STREQUAL "OFF")
@@ -69,4 +83,14 @@ if(NOT OOMB_TORCH STREQUAL "OFF")
   elseif(OOMB_TORCH STREQUAL "ON")
     message(FATAL_ERROR "OOMB_TORCH=ON but no python with torch 2.11 was found: run 'make deps', or set OOMB_PYTHON")
   endif()
+endif()
+
+# --- NCCL -----------------------------------------------------------------------------------------------------------
+set(OOMB_HAVE_NCCL OFF)
+if(OOMB_HAVE_CUDA AND NOT OOMB_NCCL STREQUAL "OFF")
+  find_package(NCCL 2.14 QUIET)  # the first with non-blocking communicators
+  set(OOMB_HAVE_NCCL ${NCCL_FOUND})
+endif()
+if(OOMB_NCCL STREQUAL "ON" AND NOT OOMB_HAVE_NCCL)
+  message(FATAL_ERROR "OOMB_NCCL=ON but there is no NCCL 2.14 or newer with a CUDA toolkit: set NCCL_ROOT to its folder")
 endif()

@@ -15,19 +15,23 @@
 //                                                            metrics.jsonl as they are. Non-finite numbers are null.
 //     checkpoint_done  path, bytes, seconds
 //     evaluated    loss, tokens                              mean loss over `tokens` labels of held-out data
+//     bench_done   facts (an object: machine, mode, timing, ceilings, check), rows (objects; which, and their fields:
+//                                                            worker/bench/bench_server.h)
 //     log          level (debug|info|warning|error), text
 //     failed       kind (input|internal|resource), message   the last message of a worker that gives up; one line
 //
 //   coordinator -> worker
-//     welcome      config (resolved, an object), mode (train|eval), heartbeat_seconds, lost_seconds
+//     welcome      config (resolved, an object), mode (train|eval|bench), heartbeat_seconds, lost_seconds
 //     refused      reason                                    the connection ends
 //     run_step     step
 //     checkpoint
 //     evaluate
+//     bench        measure (step|attention|select|kernels), length (tokens of a sequence), warmup, repeats
 //     finish                                                 the worker ends with status 0
 //
-// A worker answers run_step, checkpoint and evaluate with one step_done, checkpoint_done or evaluated (or failed); it
-// gets no further request before that. In mode eval it gets one evaluate.
+// A worker answers run_step, checkpoint, evaluate and bench with one step_done, checkpoint_done, evaluated or
+// bench_done (or failed); it gets no further request before that. In mode eval it gets one evaluate, in mode bench only
+// bench.
 #pragma once
 
 #include <cstddef>
@@ -41,6 +45,7 @@ inline constexpr char kReady[] = "ready";
 inline constexpr char kStepDone[] = "step_done";
 inline constexpr char kCheckpointDone[] = "checkpoint_done";
 inline constexpr char kEvaluated[] = "evaluated";
+inline constexpr char kBenchDone[] = "bench_done";
 inline constexpr char kLog[] = "log";
 inline constexpr char kFailed[] = "failed";
 
@@ -49,6 +54,7 @@ inline constexpr char kRefused[] = "refused";
 inline constexpr char kRunStep[] = "run_step";
 inline constexpr char kCheckpoint[] = "checkpoint";
 inline constexpr char kEvaluate[] = "evaluate";
+inline constexpr char kBench[] = "bench";
 inline constexpr char kFinish[] = "finish";
 }  // namespace message
 

@@ -62,6 +62,9 @@ class Rules {
             {"train.master_weights", "train.compute_dtype"},
             "stochastic_rounding is for train.compute_dtype bf16, not " + text(train.compute_dtype) +
                 "; allowed: auto, fp32");
+    require(train.optimizer_state != OptimizerState::kInt8 || train.compute_dtype != ComputeDtype::kFp64,
+            {"train.optimizer_state", "train.compute_dtype"},
+            "int8 is narrower than train.compute_dtype fp64 is for; allowed: fp32");
     require(config_.timeouts.heartbeat_seconds * 2 <= config_.timeouts.lost_seconds,
             {"timeouts.lost_seconds", "timeouts.heartbeat_seconds"},
             "less than two heartbeats of timeouts.heartbeat_seconds; allowed: at least twice that");
@@ -95,7 +98,6 @@ class Rules {
 
   void check_pages() const {
     const PagesSection& pages = config_.pages;
-    require(pages.dtype != PageDtype::kFp8, {"pages.dtype"}, "fp8 is not supported yet; allowed: auto");
     require(pages.grad_dtype == PageGradDtype::kAuto || config_.train.compute_dtype != ComputeDtype::kFp64,
             {"pages.grad_dtype", "train.compute_dtype"},
             text(pages.grad_dtype) + " is narrower than train.compute_dtype fp64; allowed: auto");
@@ -103,10 +105,7 @@ class Rules {
 
   void check_cluster() const {
     const TopologySection& topology = config_.topology;
-    require(topology.workers == 1, {"topology.workers"},
-            text(topology.workers) + " workers are not supported yet; allowed: 1");
-    require(topology.file.empty(), {"topology.file"}, "cluster descriptions are not supported yet; allowed: empty");
-    require(config_.exchange == Exchange::kAuto || config_.exchange == Exchange::kPages,
+    require(topology.workers > 1 || config_.exchange == Exchange::kAuto || config_.exchange == Exchange::kPages,
             {"exchange", "topology.workers"},
             text(config_.exchange) + " needs more than one worker and topology.workers is 1; allowed: auto, pages");
   }

@@ -228,11 +228,11 @@ void fail(const std::string& where, const std::string& path, const std::string& 
 }
 
 Node parse_yaml(std::string_view text, const std::string& name) {
-  if (text.size() > kMaxBytes) fail(name, "", "too large for a run file: more than 1 MiB");
+  if (text.size() > kMaxBytes) fail(name, "", "too large for a settings file: more than 1 MiB");
   if (text.find('\0') != std::string_view::npos) fail(name, "", "not a text file");
   Node root = load_document(text, name, true);
   if (root.kind == Node::Kind::kNull) fail(name, "", "empty; allowed: a YAML map of settings");
-  if (root.kind != Node::Kind::kMap) fail(name, "", "not a run file; allowed: a YAML map of settings");
+  if (root.kind != Node::Kind::kMap) fail(name, "", "not a settings file; allowed: a YAML map of settings");
   return root;
 }
 

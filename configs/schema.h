@@ -1,4 +1,4 @@
-// The generated visitors over the table of settings; private to configs/.
+// The generated visitors over the tables of settings; private to configs/.
 //
 // visit_fields(object, visitor) calls, in the order of the table,
 //   visitor.field(object.name, FieldInfo{...})      for a setting
@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "configs/run_config.h"
+#include "configs/topology.h"
 
 namespace oomb::schema {
 
@@ -39,7 +40,7 @@ struct FieldInfo {
   const char* doc;
 };
 
-// One visit_fields for each struct of the table.
+// One visit_fields for each struct of the tables.
 #define OOMB_ENUM(Type)
 #define OOMB_VALUE(Type, value, text)
 #define OOMB_ENUM_END(Type)
@@ -52,6 +53,7 @@ struct FieldInfo {
 #define OOMB_SECTION(Type, name, doc) visitor.section(object.name, #name, doc);
 #define OOMB_END(Type) }
 #include "configs/run_config.def"
+#include "configs/topology.def"
 #undef OOMB_ENUM
 #undef OOMB_VALUE
 #undef OOMB_ENUM_END

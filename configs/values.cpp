@@ -93,6 +93,19 @@ ValueContext item_context(const ValueContext& context, std::size_t index) {
   return {context.path + "[" + std::to_string(index) + "]", context.folder};
 }
 
+// At least one name, none empty, none twice.
+std::vector<std::string> distinct_names(const Node& node, const ValueContext& context, const std::string& permitted) {
+  std::vector<std::string> names;
+  for (const Node& item : list_items(node, context, permitted)) {
+    const ValueContext inner = item_context(context, names.size());
+    const std::string& name = scalar_text(item, inner.path, permitted);
+    if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) refuse(item, inner.path, permitted);
+    names.push_back(name);
+  }
+  if (names.empty()) refuse(node, context.path, permitted);
+  return names;
+}
+
 }  // namespace
 
 void refuse(const Node& node, const std::string& path, const std::string& permitted) {
@@ -164,6 +177,11 @@ std::string allowed(const Interval&, const Limits&) {
   return "a number of steps such as 100, or a time such as 90s, 10min or 2h, or 0";
 }
 std::string allowed(const Resume&, const Limits&) { return "auto, never, or a path"; }
+std::string allowed(const Count&, const Limits& limits) { return "auto, or " + allowed_number("an integer", limits); }
+std::string allowed(const NodeList&, const Limits& limits) {
+  return "auto, " + allowed_number("an integer", limits) + ", or a list of distinct names, such as [a, b]";
+}
+std::string allowed(const NameList&, const Limits&) { return "auto, or a list of distinct names, such as [a, b]"; }
 
 // --- parsing -------------------------------------------------------------------------------------------------------
 
@@ -269,6 +287,47 @@ void parse(const Node& node, const Limits& limits, const ValueContext& context, 
   }
 }
 
+void parse(const Node& node, const Limits& limits, const ValueContext& context, Count& value) {
+  const std::string permitted = allowed(value, limits);
+  const std::string& text = scalar_text(node, context.path, permitted);
+  std::int64_t number = 0;
+  if (text == "auto") {
+    value = Count{};
+  } else if (!node.quoted && read_integer(text, number) && inside(static_cast<double>(number), limits)) {
+    value = Count::of(number);
+  } else {
+    refuse(node, context.path, permitted);
+  }
+}
+
+void parse(const Node& node, const Limits& limits, const ValueContext& context, NodeList& value) {
+  const std::string permitted = allowed(value, limits);
+  if (node.kind == Node::Kind::kList) {
+    value = NodeList{false, 0, distinct_names(node, context, permitted)};
+    value.count = static_cast<std::int64_t>(value.names.size());
+    return;
+  }
+  const std::string& text = scalar_text(node, context.path, permitted);
+  std::int64_t number = 0;
+  if (text == "auto") {
+    value = NodeList{};
+  } else if (!node.quoted && read_integer(text, number) && inside(static_cast<double>(number), limits)) {
+    value = NodeList{false, number, {}};
+  } else {
+    refuse(node, context.path, permitted);
+  }
+}
+
+void parse(const Node& node, const Limits& limits, const ValueContext& context, NameList& value) {
+  const std::string permitted = allowed(value, limits);
+  if (node.kind == Node::Kind::kList) {
+    value = NameList{false, distinct_names(node, context, permitted)};
+    return;
+  }
+  if (scalar_text(node, context.path, permitted) != "auto") refuse(node, context.path, permitted);
+  value = NameList{};
+}
+
 // --- JSON ----------------------------------------------------------------------------------------------------------
 
 nlohmann::ordered_json write(const bool& value) { return value; }
@@ -300,6 +359,20 @@ nlohmann::ordered_json write(const Resume& value) {
       return value.path.string();
   }
   return nullptr;
+}
+
+nlohmann::ordered_json write(const Count& value) {
+  if (value.automatic) return "auto";
+  return value.value;
+}
+nlohmann::ordered_json write(const NodeList& value) {
+  if (value.automatic) return "auto";
+  if (!value.names.empty()) return value.names;
+  return value.count;
+}
+nlohmann::ordered_json write(const NameList& value) {
+  if (value.automatic) return "auto";
+  return value.names;
 }
 
 }  // namespace oomb::schema

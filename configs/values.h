@@ -8,6 +8,7 @@
 #include "configs/document.h"
 #include "configs/run_config.h"
 #include "configs/schema.h"
+#include "configs/topology.h"
 
 namespace oomb::schema {
 
@@ -32,6 +33,9 @@ std::string allowed(const std::vector<std::filesystem::path>&, const Limits&);
 std::string allowed(const ByteSize&, const Limits&);
 std::string allowed(const Interval&, const Limits&);
 std::string allowed(const Resume&, const Limits&);
+std::string allowed(const Count&, const Limits&);
+std::string allowed(const NodeList&, const Limits&);
+std::string allowed(const NameList&, const Limits&);
 
 void parse(const Node& node, const Limits&, const ValueContext&, bool& value);
 void parse(const Node& node, const Limits&, const ValueContext&, std::int64_t& value);
@@ -43,6 +47,9 @@ void parse(const Node& node, const Limits&, const ValueContext&, std::vector<std
 void parse(const Node& node, const Limits&, const ValueContext&, ByteSize& value);
 void parse(const Node& node, const Limits&, const ValueContext&, Interval& value);
 void parse(const Node& node, const Limits&, const ValueContext&, Resume& value);
+void parse(const Node& node, const Limits&, const ValueContext&, Count& value);
+void parse(const Node& node, const Limits&, const ValueContext&, NodeList& value);
+void parse(const Node& node, const Limits&, const ValueContext&, NameList& value);
 
 nlohmann::ordered_json write(const bool&);
 nlohmann::ordered_json write(const std::int64_t&);
@@ -54,6 +61,9 @@ nlohmann::ordered_json write(const std::vector<std::filesystem::path>&);
 nlohmann::ordered_json write(const ByteSize&);
 nlohmann::ordered_json write(const Interval&);
 nlohmann::ordered_json write(const Resume&);
+nlohmann::ordered_json write(const Count&);
+nlohmann::ordered_json write(const NodeList&);
+nlohmann::ordered_json write(const NameList&);
 
 /// Throws the error of a value that is not what `permitted` says.
 [[noreturn]] void refuse(const Node& node, const std::string& path, const std::string& permitted);

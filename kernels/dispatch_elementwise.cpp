@@ -111,7 +111,16 @@ Status adamw_step(const Queue& queue, const AdamW& op) {
                           (op.acc == DType::f32 && op.weight_dtype == DType::bf16),
                       "adamw_step: weight_dtype is acc, or f32 of f64, or bf16 of f32");
   if (op.num_elements == 0) return kOk;
-  OOMB_KERNEL_REQUIRE(given({op.master, op.grad, op.m, op.v}), "adamw_step: master, grad, m or v is null");
+  OOMB_KERNEL_REQUIRE(given({op.grad, op.m, op.v}), "adamw_step: grad, m or v is null");
+  if (op.master == nullptr || op.moments == Moments::int8) {
+    OOMB_KERNEL_REQUIRE(op.acc == DType::f32, "adamw_step: without a master or with int8 moments, acc is f32");
+    OOMB_KERNEL_REQUIRE(op.first_element >= 0 && op.first_element % kMomentBlock == 0,
+                        "adamw_step: first_element is a multiple of kMomentBlock");
+  }
+  OOMB_KERNEL_REQUIRE(op.master != nullptr || (op.weight != nullptr && op.weight_dtype == DType::bf16),
+                      "adamw_step: master is null and so is weight, or it is not bf16");
+  OOMB_KERNEL_REQUIRE(op.moments == Moments::acc || given({op.m_scale, op.v_scale}),
+                      "adamw_step: m_scale or v_scale is null");
   return dispatch(queue, op, &cpu::adamw_step, OOMB_CUDA_OP(adamw_step));
 }
 

@@ -62,6 +62,7 @@ check_includes() {
 
 # Include folders and macros beyond the compiler's own: MPI, and CUDA where there is a toolkit.
 header_flags() {
+  echo "-DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX"  # the C interface only, as in the build
   mpicc --showme:compile 2>/dev/null || mpicc -compile_info 2>/dev/null | tr ' ' '\n' | grep '^-I' || true
   local nvcc
   if nvcc=$(command -v nvcc); then echo "-I$(dirname "$(dirname "$(readlink -f "$nvcc")")")/include"; fi
@@ -71,7 +72,8 @@ check_headers() {
   local flags
   read -r -d '' -a flags < <(header_flags; printf '\0')
   export -f compile_header
-  # A header that is CUDA's or torch's, directly or through another one of ours, is compiled by the build alone.
+  # A header that is CUDA's, torch's or, where it is not installed, UCX's, directly or through another one of ours, is
+  # compiled by the build alone.
   sources h | grep -zv '^tests/' | xargs -0 -r -n 1 -P "$jobs" bash -c 'compile_header "$@"' _ "${flags[@]}"
 }
 
@@ -80,7 +82,7 @@ compile_header() {
   local header=${*: -1}
   local command=(c++ -std=c++20 -I. "${@:1:$#-1}" -x c++)
   local depends
-  if ! depends=$("${command[@]}" -M -MG - <<<"#include \"$header\"") || grep -qE '(^| )(torch|ATen|c10)/' <<<"$depends"; then
+  if ! depends=$("${command[@]}" -M -MG - <<<"#include \"$header\"") || grep -qE '(^| )(torch|ATen|c10|ucp)/' <<<"$depends"; then
     return 0
   fi
   if [[ $depends == *cuda_runtime.h* ]] && ! command -v nvcc >/dev/null; then return 0; fi

@@ -25,7 +25,7 @@ readonly programs=(
 # Libraries: "package CMake-name arguments of find_package". cmake/OombDependencies.cmake asks for the same ones.
 readonly libraries=(
   "libopenmpi-dev MPI COMPONENTS C" "libboost-dev Boost 1.74" "libyaml-cpp-dev yaml-cpp" "libcli11-dev CLI11"
-  "libspdlog-dev spdlog" "nlohmann-json3-dev nlohmann_json 3.9" "libgtest-dev GTest")
+  "libspdlog-dev spdlog" "nlohmann-json3-dev nlohmann_json 3.9" "libgtest-dev GTest" "libucx-dev ucx CONFIG")
 # Quicker rebuilds, where anything is installed at all; the build does without.
 readonly optional=("ccache ccache")
 

@@ -2,12 +2,12 @@
 
 #include <cmath>
 #include <cstdio>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "comm/control_messages.h"
 #include "configs/error.h"
 #include "coordinator/control/checkpoint_policy.h"
+#include "coordinator/control/launch_outcome.h"
 #include "coordinator/control/run_error.h"
 #include "coordinator/control/stop_signals.h"
 #include "coordinator/control/worker_session.h"
@@ -135,34 +135,6 @@ class TrainingLoop {
   std::int64_t first_step_ = 1;
 };
 
-std::chrono::milliseconds shutdown_grace(const RunConfig& config) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(config.timeouts.shutdown_seconds * 1000));
-}
-
-// What the workers printed last, for a failure that they could not report themselves.
-void show_output(launch::Launcher& launcher, status::Reporter& reporter) {
-  for (const std::string& line : launcher.last_output()) reporter.error("  | " + line);
-}
-
-// Runs `body`, and turns what it throws into a message and an exit status; lost workers are the caller's to decide on.
-int report_failures(status::Reporter& reporter, const std::function<int()>& body) {
-  try {
-    return body();
-  } catch (const InputError& error) {
-    reporter.error(error.what());
-    return kBadInput;
-  } catch (const ResourceError& error) {
-    reporter.error(error.what());
-    return kResource;
-  } catch (const StoppedAtOnce& error) {
-    reporter.warning(error.what());
-    return 128 + stop_signal();
-  } catch (const WorkerLost& error) {
-    reporter.error(error.what());
-    return kFailed;
-  }
-}
-
 // One launch. True when it came to its end; false when a worker was lost and may be relaunched.
 bool train_once(const RunConfig& config, const std::filesystem::path& worker_program, launch::Launcher& launcher,
                 status::Reporter& reporter, std::string& checkpoint, bool may_relaunch) {
@@ -215,9 +187,8 @@ int evaluate(const RunConfig& config, const std::filesystem::path& worker_progra
              bool json_output) {
   status::Reporter reporter(stderr, config.log.level, config.log.every);
   return report_failures(reporter, [&] {
-    WorkerSession session(config, "eval", worker_program, {}, launcher, reporter);
-    try {
-      const WorkerReady ready = session.start();
+    with_workers(config, "eval", worker_program, launcher, reporter, [&](WorkerSession& session) {
+      const auto ready = session.start();
       const json answer = session.request({{"type", message::kEvaluate}}, message::kEvaluated);
       ordered_json result;
       result["loss"] = number_of(answer, "loss");
@@ -231,17 +202,7 @@ int evaluate(const RunConfig& config, const std::filesystem::path& worker_progra
                     static_cast<long long>(integer_of(answer, "tokens")), ready.checkpoint.empty() ? "" : ", ",
                     ready.checkpoint.c_str());
       }
-    } catch (const WorkerLost&) {
-      session.end(shutdown_grace(config));
-      show_output(launcher, reporter);
-      throw;
-    } catch (const StoppedAtOnce&) {
-      session.end(std::chrono::milliseconds(stop_at_once() ? 0 : 2000));
-      throw;
-    } catch (...) {
-      session.end(shutdown_grace(config));  // killed at once, mpirun would leave its session files
-      throw;
-    }
+    });
     return std::fflush(stdout) == 0 ? static_cast<int>(kSuccess) : static_cast<int>(kResource);
   });
 }

@@ -32,7 +32,7 @@ class WorkerSession {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `mode` is train or eval; `output_file` may be empty (Launcher). Both references outlive the session.
+  /// `mode` is train, eval or bench; `output_file` may be empty (Launcher). Both references outlive the session.
   WorkerSession(const RunConfig& config, const std::string& mode, const std::filesystem::path& worker_program,
                 const std::filesystem::path& output_file, launch::Launcher& launcher, status::Reporter& reporter);
   /// Ends what still runs.

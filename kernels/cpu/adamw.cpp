@@ -2,6 +2,8 @@
 
 #include "kernels/adamw_constants.h"
 #include "kernels/blocks.h"
+#include "kernels/cpu/adamw_blocks.h"
+#include "kernels/cpu/adamw_update.h"
 #include "kernels/cpu/dtype.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/parallel.h"
@@ -10,22 +12,11 @@
 namespace oomb::kernels::cpu {
 namespace {
 
-OOMB_INLINE float root(float x) { return __builtin_sqrtf(x); }
-OOMB_INLINE double root(double x) { return __builtin_sqrt(x); }
-
 template <class A>
 OOMB_CLONES void update(int64_t n, const AdamWConstants<A>& k, A* __restrict master, const A* __restrict grad,
                         A* __restrict m, A* __restrict v) {
   const AdamWConstants<A> c = k;
-  for (int64_t i = 0; i < n; ++i) {
-    const A g = grad[i] * c.grad_scale;
-    const A mi = c.beta1 * m[i] + c.rest1 * g;
-    const A vi = c.beta2 * v[i] + c.rest2 * (g * g);
-    const A w = master[i];
-    m[i] = mi;
-    v[i] = vi;
-    master[i] = w - c.lr * (c.weight_decay * w + (mi / c.correction1) / (root(vi / c.correction2) + c.eps));
-  }
+  for (int64_t i = 0; i < n; ++i) master[i] = adamw_update(c, grad[i], master[i], &m[i], &v[i]);
 }
 
 template <class A, class T>
@@ -44,6 +35,7 @@ OOMB_CLONES double squares_in_double(int64_t n, const T* x) {
 }  // namespace
 
 Status adamw_step(const AdamW& op) {
+  if (op.master == nullptr || op.moments == Moments::int8) return adamw_step_in_blocks(op);
   return with_acc(op.acc, [&](auto zero) {
     using A = decltype(zero);
     const AdamWConstants<A> constants(op);

@@ -3,6 +3,8 @@
 #include "kernels/adamw.h"
 #include "kernels/adamw_constants.h"
 #include "kernels/blocks.h"
+#include "kernels/cuda/adamw.cuh"
+#include "kernels/cuda/adamw_blocks.h"
 #include "kernels/cuda/dtype.cuh"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.h"
@@ -49,12 +51,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Args<A, W> op) {
   Pack<W, V> weight;
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    const A g = grad.v[i] * op.c.grad_scale;
-    m.v[i] = op.c.beta1 * m.v[i] + op.c.rest1 * g;
-    v.v[i] = op.c.beta2 * v.v[i] + op.c.rest2 * (g * g);
-    const A w = master.v[i];
-    master.v[i] = w - op.c.lr * (op.c.weight_decay * w +
-                                 (m.v[i] / op.c.correction1) / (sqrt(v.v[i] / op.c.correction2) + op.c.eps));
+    master.v[i] = adamw_update(op.c, grad.v[i], master.v[i], m.v[i], v.v[i]);
     weight.v[i] = store<W>(static_cast<acc_t<W>>(master.v[i]));
   }
   if (whole) {
@@ -131,6 +128,7 @@ __global__ void __launch_bounds__(1024) add_partials_kernel(int64_t count, const
 }  // namespace
 
 Status adamw_step(void* queue_stream, const AdamW& op) {
+  if (op.master == nullptr || op.moments == Moments::int8) return adamw_step_in_blocks(queue_stream, op);
   const cudaStream_t stream = stream_of(queue_stream);
   if (op.acc == DType::f64) {
     return op.weight_dtype == DType::f32 ? launch<double, float>(op, stream) : launch<double, double>(op, stream);

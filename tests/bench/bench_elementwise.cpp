@@ -98,6 +98,23 @@ void optimizer(Bench& bench) {
                                       .v = v.get(),
                                       .weight = weight.get()});
   });
+  const Block codes_m(n), codes_v(n), scale_m(num_moment_blocks(n) * 4), scale_v(num_moment_blocks(n) * 4);
+  const auto scales = 16.0 / kMomentBlock;  // bytes per parameter: two scales, read and written
+  AdamW op{.num_elements = n, .lr = 1e-5, .weight_decay = 0.1, .grad = grad.get(), .weight = weight.get()};
+  const auto run = [&](const std::string& name, double bytes) {
+    bench.run(name, bytes * static_cast<double>(n), 0, [&] { return adamw_step(bench.queue(), op); });
+  };
+  op.m = m.get();
+  op.v = v.get();
+  run("adamw_step f32, stochastic bf16 weight", 24.0);
+  op.moments = Moments::int8;
+  op.m = codes_m.get();
+  op.v = codes_v.get();
+  op.m_scale = scale_m.as<float>();
+  op.v_scale = scale_v.as<float>();
+  run("adamw_step int8, stochastic bf16 weight", 12.0 + scales);
+  op.master = master.get();
+  run("adamw_step int8, master + bf16 copy", 18.0 + scales);
   const Block out(8), space(sum_of_squares_workspace_bytes(bench.queue(), n));
   bench.run("sum_of_squares f32", 4.0 * static_cast<double>(n), 0, [&] {
     return sum_of_squares(bench.queue(), {n, DType::f32, grad.get(), out.as<double>(), space.get()});

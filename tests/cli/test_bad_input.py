@@ -99,11 +99,6 @@ class Model(WithRun):
                 self.write_model("model.json", **changes)
                 self.expect_refused("model.json", *needles)
 
-    def test_settings_that_are_not_there_yet(self):
-        self.expect_refused("train.optimizer_state", "int8", "fp32", settings=["train.optimizer_state=int8"])
-        self.expect_refused("train.master_weights", "stochastic_rounding",
-                            settings=["train.master_weights=stochastic_rounding", "train.compute_dtype=bf16"])
-
 
 class Weights(WithRun):
     def weights(self):

@@ -53,6 +53,26 @@ class Equal(CliTest):
         self.assertEqual({name.split(".")[0] for name in optimizer}, {"m", "v", "master"})
         self.assertEqual({dtype for dtype, _, _ in optimizer.values()}, {"F32"})
 
+    def test_8_bit_moments_without_masters(self):
+        """The random bits of a step come from its number: no generator's state is in the checkpoint."""
+        made = self.compare("train.compute_dtype=bf16", "train.optimizer_state=int8",
+                            "train.master_weights=stochastic_rounding")
+        self.assertEqual(self.dtypes(made / "model.safetensors"), {"BF16"})
+        optimizer = oomb_cli.read_safetensors(made / "optimizer.safetensors")
+        self.assertEqual({name.split(".")[0]: dtype for name, (dtype, _, _) in optimizer.items()},
+                         {"m_code": "U8", "m_scale": "F32", "v_code": "U8", "v_scale": "F32"})
+        # 257 x 16 elements in blocks of 256.
+        self.assertEqual(optimizer["v_code.embedding"][1], [257, 16])
+        self.assertEqual(optimizer["v_scale.embedding"][1], [17])
+
+    def test_8_bit_moments_with_fp32_weights(self):
+        self.compare("train.optimizer_state=int8")
+
+    def test_stochastic_rounding_with_fp32_moments(self):
+        made = self.compare("train.compute_dtype=bf16", "train.master_weights=stochastic_rounding")
+        optimizer = oomb_cli.read_safetensors(made / "optimizer.safetensors")
+        self.assertEqual({name.split(".")[0] for name in optimizer}, {"m", "v"})
+
     def test_three_sequences_per_step_over_an_epoch(self):
         """30 sequences from 24 that fit the data: the order and the borders of a second epoch are reached."""
         self.path("text.txt").write_bytes(oomb_cli.text_bytes(24 * 61 + 20))
@@ -116,12 +136,37 @@ class Rules(CliTest):
         self.expect_refused("step-00000002", "shape", "[257, 16]", "[257, 32]")
 
     def test_another_number_format(self):
-        self.expect_refused("optimizer.safetensors", "train.compute_dtype", settings=["train.compute_dtype=bf16"])
+        self.expect_refused("trainer.json", "train.compute_dtype", "fp32", "bf16", settings=["train.compute_dtype=bf16"])
 
     def test_fp32_from_a_bf16_checkpoint(self):
         # Its weights are rounded and its masters would be left out.
         self.train("train.compute_dtype=bf16", "train.stop_after=2", "run.dir=narrow")
         self.expect_refused("trainer.json", "train.compute_dtype", "bf16", "fp32", settings=["run.dir=narrow"])
+
+    def test_another_format_of_the_optimizer_state(self):
+        self.expect_refused("trainer.json", 'train.optimizer_state was "fp32" and is now "int8"', "allowed",
+                            settings=["train.optimizer_state=int8"])
+        bare = ["train.compute_dtype=bf16", "train.master_weights=stochastic_rounding", "train.optimizer_state=int8",
+                "run.dir=bare"]
+        self.train(*bare, "train.stop_after=2")
+        self.expect_refused("trainer.json", 'train.optimizer_state was "int8" and is now "fp32"', "allowed",
+                            settings=[*bare, "train.optimizer_state=fp32"])
+        for master in ("auto", "fp32"):
+            self.expect_refused("trainer.json", 'train.master_weights was "stochastic_rounding" and is now "fp32"',
+                                settings=[*bare, f"train.master_weights={master}"])
+        # What is named is all that is in the way: the weights alone may be gone on from.
+        self.train("train.compute_dtype=bf16", f"model.path={self.checkpoint(2, 'bare')}", "model.config=",
+                   "checkpoint.resume=never", "run.dir=anew")
+        self.train(*bare)
+        self.assertEqual(self.checkpoint_steps("bare"), [2, 4])
+
+    def test_checkpoints_older_than_the_choice_of_formats(self):
+        state = self.checkpoint(2) / "trainer.json"
+        text = json.loads(state.read_text())
+        self.assertEqual((text.pop("optimizer_state"), text.pop("master_weights")), ("fp32", "fp32"))
+        self.rewrite(self.checkpoint(2), "trainer.json", json.dumps(text).encode())
+        self.expect_refused("trainer.json", "train.optimizer_state", settings=["train.optimizer_state=int8"])
+        self.assertIn("resumed after step 2", self.train().out)
 
     def test_never_starts_anew(self):
         self.train()

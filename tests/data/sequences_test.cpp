@@ -200,5 +200,18 @@ TEST(CopyTask, CopyMustLieOutsideTheChunk) {
   error_of([] { make_copy_task({.sequence_length = 8, .alphabet = 1}); });
 }
 
+TEST(RandomIds, CoverTheVocabularyAndDependOnIndexAndSeed) {
+  const auto source = make_random_ids(1009, 7, 1);
+  EXPECT_EQ(source->sequence_length(), 1009);
+  EXPECT_EQ(source->vocab_size_needed(), 7);
+  const std::vector<int64_t> first = sequence(*source, 0);
+  EXPECT_EQ(std::set<int64_t>(first.begin(), first.end()), (std::set<int64_t>{0, 1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(sequence(*source, 0), first);
+  EXPECT_NE(sequence(*source, 1), first);
+  EXPECT_NE(sequence(*make_random_ids(1009, 7, 2), 0), first);
+  EXPECT_EQ(sequence(*make_random_ids(1, 1, 5), 3), std::vector<int64_t>{0});
+  expect_mentions(error_of([] { make_random_ids(0, 7, 1); }), {"random ids"});
+}
+
 }  // namespace
 }  // namespace oomb::data

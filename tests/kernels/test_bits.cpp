@@ -25,6 +25,7 @@
 #define OOMB_BASELINE_ONLY
 #define cpu cpu_baseline
 #include "kernels/cpu/adamw.cpp"
+#include "kernels/cpu/adamw_blocks.cpp"
 #include "kernels/cpu/cross_entropy.cpp"
 #include "kernels/cpu/embedding.cpp"
 #include "kernels/cpu/rms_norm.cpp"
@@ -99,6 +100,25 @@ void optimizer(const Inputs& in, bool baseline, std::vector<Bytes>* results) {
   const Buffer weight = in.out(n);
   OOMB_RUN(adamw_step, AdamW{n, accumulator_of(in.type), 1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 7, master.data(), grad.data(),
                              m.data(), v.data(), weight.data(), in.type});
+  if (in.type != DType::f64) {
+    const Buffer coded = in.acc(n), scales(Device::cpu, DType::f32, std::vector<double>(num_moment_blocks(n), 0.25));
+    std::vector<uint8_t> m_code(static_cast<size_t>(n)), v_code(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) m_code[i] = v_code[i] = static_cast<uint8_t>(i * 37);
+    const Buffer m_scale(Device::cpu, DType::f32, scales.read()), v_scale(Device::cpu, DType::f32, scales.read());
+    const Buffer bare(Device::cpu, DType::bf16, master.read());
+    AdamW op{n,   DType::f32, 1e-3,         0.9,         0.95,          1e-8,         0.1,
+             0.5, 7,          coded.data(), grad.data(), m_code.data(), v_code.data()};
+    op.moments = Moments::int8;
+    op.m_scale = static_cast<float*>(m_scale.data());
+    op.v_scale = static_cast<float*>(v_scale.data());
+    OOMB_RUN(adamw_step, op);
+    op.master = nullptr;
+    op.weight = bare.data();
+    OOMB_RUN(adamw_step, op);
+    for (const Buffer* b : {&coded, &m_scale, &v_scale, &bare}) results->push_back(b->read_bytes());
+    results->push_back(m_code);
+    results->push_back(v_code);
+  }
   const Buffer norm(Device::cpu, DType::f64, {0.0});
   Bytes space(static_cast<size_t>(sum_of_squares_workspace_bytes(Queue{}, n)));
   OOMB_RUN(sum_of_squares, SumOfSquares{n, in.type, in.x.data(), static_cast<double*>(norm.data()), space.data()});

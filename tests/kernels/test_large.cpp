@@ -278,6 +278,28 @@ TEST_F(LargeTest, OptimizerPast31Bits) {
   EXPECT_NEAR_ALL(weight.get(n - 3, 3), (std::vector<double>{-0.5, 0.5, -0.5}), 0, 0.0041);
 }
 
+TEST_F(LargeTest, CodedOptimizerPast31Bits) {
+  const int64_t n = (int64_t{1} << 31) + 5, blocks = num_moment_blocks(n);
+  Large grad(DType::f32, n, 0), weight(DType::bf16, n, 0), m(DType::f32, n / 4 + 2, 0), v(DType::f32, n / 4 + 2, 0),
+      m_scale(DType::f32, blocks, 0), v_scale(DType::f32, blocks, 0);
+  SKIP_WITHOUT_MEMORY(grad.ok() && weight.ok() && m.ok() && v.ok() && m_scale.ok() && v_scale.ok());
+  grad.set(n - 3, {2, -2, 4});
+  ASSERT_OK(adamw_step(queue(), {.num_elements = n,
+                                 .lr = 0.5,
+                                 .grad = grad.data(),
+                                 .m = m.data(),
+                                 .v = v.data(),
+                                 .weight = weight.data(),
+                                 .moments = Moments::int8,
+                                 .m_scale = static_cast<float*>(m_scale.data()),
+                                 .v_scale = static_cast<float*>(v_scale.data())}));
+  EXPECT_NEAR_ALL(weight.get(n - 4, 4), (std::vector<double>{0, -0.5, 0.5, -0.5}), 0, 0.0079);
+  // (1 - beta2) g^2 = 0.004, 0.004, 0.016 under one scale: the last block's, and the one before it is all zero.
+  const auto scales = v_scale.get(blocks - 2, 2);
+  EXPECT_EQ(scales[0], std::ldexp(1.0, -126));
+  EXPECT_EQ(scales[1], std::ldexp(1.0, -6 - 31));
+}
+
 #else
 
 TEST(LargeTest, NeedsCuda) { GTEST_SKIP() << no_cuda(); }

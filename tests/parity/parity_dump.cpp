@@ -6,8 +6,8 @@
 // already shifted (labels[i] is what position i predicts), -100 where a prediction does not count. OUT gets
 //   num_labels                I64 []
 //   loss_sum, loss_mean       F64 []      of the training step; loss_mean is 0 without a label
-//   eval_loss_sum             F64 []      of the evaluation pass
-//   logits                    [N, V]      of the evaluation pass, compute dtype
+//   eval_loss_sum             F64 []      of the evaluation pass, unless --no-eval
+//   logits                    [N, V]      of the evaluation pass, compute dtype, unless --no-eval
 //   grad.NAME                 gradient of loss_mean by the parameter's Hugging Face name, accumulator dtype
 // Exit status 2 and one line on bad input.
 #include <CLI/CLI.hpp>
@@ -29,6 +29,7 @@
 #include "worker/model/hf_folder.h"
 #include "worker/model/parameters.h"
 #include "worker/pipeline/sequence_pipeline.h"
+#include "worker/tensor/segments.h"
 
 namespace oomb {
 namespace {
@@ -38,6 +39,7 @@ namespace fs = std::filesystem;
 struct Arguments {
   std::string model, ids, out, save;
   std::string compute = "fp32";
+  bool gpu = false, no_eval = false;
   int64_t chunk = 16, page = 4, row_tile = 5;
 };
 
@@ -96,7 +98,7 @@ pages::SegmentSource poisoned_segments() {
 class Results {
  public:
   void add(const std::string& name, const at::Tensor& tensor) {
-    tensors_[name] = tensor.contiguous();
+    tensors_[name] = tensor.cpu().contiguous();
     specs_.push_back({name, type_of(tensor.scalar_type()), tensor.sizes().vec()});
   }
   void add(const std::string& name, double value) { add(name, at::full({}, value, at::kDouble)); }
@@ -124,7 +126,8 @@ class Results {
 void run(const Arguments& a) {
   if (a.chunk % a.page != 0) throw InputError("--page must divide --chunk");
   const model::ModelConfig config = model::read_hf_config(a.model);
-  const TensorTypes types{scalar_type(a.compute), at::Device(at::kCPU)};
+  const TensorTypes types{scalar_type(a.compute), a.gpu ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
+  initialise_device(types.device);
   model::Parameters parameters(config, types, /*training=*/true);
   model::load_hf_weights(parameters, a.model,
                          [](const std::string& text) { std::fprintf(stderr, "warning: %s\n", text.c_str()); });
@@ -142,6 +145,12 @@ void run(const Arguments& a) {
   memory_options.host_bytes = int64_t{1} << 30;
   memory_options.segment_bytes = int64_t{1} << 16;
   memory_options.host = poisoned_segments();
+  if (a.gpu) {
+    memory_options.fast = tensor_segments(types.acc_options());
+    memory_options.fast_bytes = int64_t{32} << 30;
+    memory_options.segment_bytes = int64_t{1} << 28;
+    memory_options.host_bytes = 0;
+  }
   pages::PageMemory memory(SequencePipeline::page_layout(config, options, types, static_cast<int64_t>(s.ids.size())),
                            memory_options);
   SequencePipeline pipeline(&parameters, options, &memory);
@@ -156,12 +165,14 @@ void run(const Arguments& a) {
   results.add("loss_sum", trained.loss_sum);
   results.add("loss_mean", trained.loss_sum * scale);
 
-  std::vector<at::Tensor> logits;
-  PipelineObserver observer;
-  observer.on_logits = [&](int64_t, const at::Tensor& rows) { logits.push_back(rows.clone()); };
-  pipeline.set_observer(observer);
-  results.add("eval_loss_sum", pipeline.evaluate(s.ids, s.labels).loss_sum);
-  results.add("logits", at::cat(logits, 0));
+  if (!a.no_eval) {
+    std::vector<at::Tensor> logits;
+    PipelineObserver observer;
+    observer.on_logits = [&](int64_t, const at::Tensor& rows) { logits.push_back(rows.clone()); };
+    pipeline.set_observer(observer);
+    results.add("eval_loss_sum", pipeline.evaluate(s.ids, s.labels).loss_sum);
+    results.add("logits", at::cat(logits, 0));
+  }
   for (const model::Parameter& p : parameters.all()) {
     for (const model::ParameterPart& part : p.parts) {
       results.add("grad." + part.hf_name, p.grad.narrow(0, part.row, part.rows));
@@ -185,15 +196,18 @@ int main(int argc, char** argv) {
   app.add_option("--page", a.page, "Tokens of a page")->check(CLI::PositiveNumber);
   app.add_option("--row-tile", a.row_tile, "Rows of logits that exist at once")->check(CLI::PositiveNumber);
   app.add_option("--save", a.save, "Existing empty folder: write the loaded weights there first");
+  app.add_flag("--gpu", a.gpu, "Compute on the first GPU");
+  app.add_flag("--no-eval", a.no_eval, "No evaluation pass");
   CLI11_PARSE(app, argc, argv);
+  int status = 0;
   try {
     oomb::run(a);
-    return 0;
   } catch (const oomb::InputError& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
-    return 2;
+    status = 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: internal: %s\n", error.what());
-    return 1;
+    status = 1;
   }
+  oomb::end_process(status);
 }

@@ -174,7 +174,7 @@ void randomise(model::Parameters& parameters, uint64_t seed, double key_bias_nor
   const model::ModelConfig& c = parameters.config();
   for (model::Parameter& p : parameters.all()) {
     if (p.init == model::InitKind::normal) continue;
-    at::Tensor& target = p.master.defined() ? p.master : p.weight;
+    at::Tensor& target = p.source();
     for (int64_t i = 0; i < target.numel(); ++i)
       target[i] = (p.init == model::InitKind::ones ? 1.0 : 0.0) + 0.3 * normal(rng);
     if (key_bias_norm > 0 && p.name.ends_with("qkv_bias")) {

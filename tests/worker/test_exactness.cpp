@@ -196,6 +196,22 @@ TEST(Exactness, KeptActivationsChangeNoBit) {
   }
 }
 
+TEST(Exactness, ActivationsInHostMemoryChangeNoBit) {
+  for (PipelineOptions options : {options_of(16, 4, 4), sparse_of(16, 4, 4, 2)}) {
+    double reference_loss = 0;
+    const auto reference = gradients_of(options, 83, 0, &reference_loss);
+    for (const auto& [kept, host] : {std::pair<int64_t, int64_t>{1, 5}, {1, 2}, {3, 1}, {2, 100}}) {
+      options.activations = {KeptActivations::all, 0, kept, host};
+      double loss = 0;
+      const auto grads = gradients_of(options, 83, 0, &loss);
+      EXPECT_EQ(loss, reference_loss);
+      for (size_t i = 0; i < grads.size(); ++i) {
+        EXPECT_TRUE(at::equal(grads[i], reference[i])) << kept << ", " << host << ", " << i;
+      }
+    }
+  }
+}
+
 TEST(Exactness, FiniteDifferences) {
   const auto options = sparse_of(16, 4, 4, 2);
   const auto ids = random_ids(53, 13, 3);

@@ -145,6 +145,8 @@ TEST_F(GpuPipeline, DeterministicModeRepeatsEveryBit) {
       options.activations = {level, 1, 3};
       expect_same_bits(gradients(options, 8192 + 77, int64_t{1} << 30), first, name_of(level));
     }
+    options.activations = {KeptActivations::all, 0, 1, 4};
+    expect_same_bits(gradients(options, 8192 + 77, int64_t{1} << 30), first, "activations in host memory");
   }
 }
 

@@ -17,6 +17,7 @@ constexpr uint64_t kOrderStream = uint64_t{1} << 62;
 constexpr uint64_t kOffsetStream = uint64_t{2} << 62;
 constexpr uint64_t kCopyTrainStream = uint64_t{3} << 62;
 constexpr uint64_t kCopyHeldOutStream = (uint64_t{3} << 62) | (uint64_t{1} << 61);
+constexpr uint64_t kRandomIdsStream = uint64_t{1} << 61;
 
 void check_request(int64_t index, size_t got, int64_t length) {
   if (index < 0 || static_cast<int64_t>(got) != length) {
@@ -111,6 +112,29 @@ class CopyTask final : public SequenceSource {
   int64_t half_ = 0;
 };
 
+class RandomIds final : public SequenceSource {
+ public:
+  RandomIds(int64_t length, int64_t vocab, uint64_t seed) : length_(length), vocab_(vocab), seed_(seed) {
+    if (length < 1 || vocab < 1) throw InputError("random ids: a sequence and a vocabulary have at least 1 entry");
+  }
+
+  int64_t num_sequences() const override { return 1; }
+  int64_t sequence_length() const override { return length_; }
+  int64_t vocab_size_needed() const override { return vocab_; }
+
+  void get(int64_t index, std::span<int64_t> ids) const override {
+    check_request(index, ids.size(), length_);
+    const uint64_t stream = kRandomIdsStream | static_cast<uint64_t>(index);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      ids[i] = static_cast<int64_t>(random_below(seed_, stream, i, static_cast<uint64_t>(vocab_)));
+    }
+  }
+
+ private:
+  int64_t length_, vocab_;
+  uint64_t seed_;
+};
+
 }  // namespace
 
 void make_labels(std::span<const int64_t> ids, std::span<int64_t> labels) {
@@ -129,6 +153,10 @@ std::unique_ptr<SequenceSource> make_windows(std::shared_ptr<const TokenStream> 
 
 std::unique_ptr<SequenceSource> make_copy_task(const CopyTaskOptions& options) {
   return std::make_unique<CopyTask>(options);
+}
+
+std::unique_ptr<SequenceSource> make_random_ids(int64_t sequence_length, int64_t vocab_size, uint64_t seed) {
+  return std::make_unique<RandomIds>(sequence_length, vocab_size, seed);
 }
 
 }  // namespace oomb::data

@@ -67,4 +67,8 @@ struct CopyTaskOptions {
 /// index). Labels h−1 … N−2 are copies; the one at h−1 can be told from its position only.
 std::unique_ptr<SequenceSource> make_copy_task(const CopyTaskOptions& options);
 
+/// Uniform ids 0 ... vocab_size - 1 without any structure, keyed by (seed, index): for measuring speed. Both sizes
+/// >= 1.
+std::unique_ptr<SequenceSource> make_random_ids(int64_t sequence_length, int64_t vocab_size, uint64_t seed);
+
 }  // namespace oomb::data

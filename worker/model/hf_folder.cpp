@@ -26,6 +26,8 @@ checkpoint::DType file_type(at::ScalarType type) {
       return checkpoint::DType::kF32;
     case at::kBFloat16:
       return checkpoint::DType::kBF16;
+    case at::kByte:
+      return checkpoint::DType::kU8;
     default:
       throw std::logic_error("no safetensors type");
   }
@@ -56,18 +58,38 @@ std::string shape_text(at::IntArrayRef shape) {
   return text + "]";
 }
 
+void check_shape(const checkpoint::TensorView& view, const std::string& where, const at::Tensor& destination) {
+  if (destination.sizes().equals(view.shape)) return;
+  throw InputError(where + " has shape " + shape_text(view.shape) + "; the model's config asks for " +
+                   shape_text(destination.sizes()));
+}
+
+// Bytes in a file may start at any address: they are copied into an aligned tensor.
+at::Tensor host_copy(const checkpoint::TensorView& view, at::ScalarType type) {
+  at::Tensor host = at::empty(view.shape, at::TensorOptions().dtype(type));
+  if (!view.bytes.empty()) std::memcpy(host.data_ptr(), view.bytes.data(), view.bytes.size());
+  return host;
+}
+
 // Copies a tensor of a file into `destination` after checking shape and values.
 void read_tensor(const checkpoint::TensorView& view, const std::string& where, at::Tensor& destination) {
-  if (!destination.sizes().equals(view.shape)) {
-    throw InputError(where + " has shape " + shape_text(view.shape) + "; the model's config asks for " +
-                     shape_text(destination.sizes()));
-  }
-  // Bytes in a file may start at any address: they are copied into an aligned tensor first.
-  at::Tensor host = at::empty(view.shape, at::TensorOptions().dtype(tensor_type(view.dtype, where)));
-  if (!view.bytes.empty()) std::memcpy(host.data_ptr(), view.bytes.data(), view.bytes.size());
+  check_shape(view, where, destination);
+  const at::Tensor host = host_copy(view, tensor_type(view.dtype, where));
   if (!at::isfinite(host).all().item<bool>())
     throw InputError(where + " holds NaN or infinite values; the file is damaged");
   destination.copy_(host);
+}
+
+// The same for state that is no number to convert: the file's type must be the tensor's own.
+void read_state(const checkpoint::TensorView& view, const std::string& where, at::Tensor& destination) {
+  const checkpoint::DType type = file_type(destination.scalar_type());
+  if (view.dtype != type) {
+    throw InputError(where + " has type " + checkpoint::name_of(view.dtype) + " and must be " +
+                     checkpoint::name_of(type) + "; the file is damaged");
+  }
+  if (type != checkpoint::DType::kU8) return read_tensor(view, where, destination);
+  check_shape(view, where, destination);
+  destination.copy_(host_copy(view, destination.scalar_type()));
 }
 
 // The name under which a tied embedding and head are stored: either may be missing. Both are fine if they are equal, as
@@ -105,9 +127,19 @@ std::vector<Entry> weight_entries(const Parameters& parameters) {
 std::vector<Entry> optimizer_entries(const Parameters& parameters) {
   std::vector<Entry> entries;
   for (const Parameter& p : parameters.all()) {
-    add_entries(entries, p, p.m, "m.");
-    add_entries(entries, p, p.v, "v.");
-    if (!p.master.is_same(p.weight)) add_entries(entries, p, p.master, "master.");
+    if (p.m_scale.defined()) {
+      // Blocks do not end with the rows of a part, so codes and scales go by the whole parameter.
+      for (const auto& [kind, tensor] : {std::pair<const char*, at::Tensor>{"m_code.", p.m},
+                                         {"m_scale.", p.m_scale},
+                                         {"v_code.", p.v},
+                                         {"v_scale.", p.v_scale}}) {
+        entries.push_back({{kind + p.name, file_type(tensor.scalar_type()), tensor.sizes().vec()}, tensor});
+      }
+    } else {
+      add_entries(entries, p, p.m, "m.");
+      add_entries(entries, p, p.v, "v.");
+    }
+    if (p.master.defined() && !p.master.is_same(p.weight)) add_entries(entries, p, p.master, "master.");
   }
   return entries;
 }
@@ -172,9 +204,8 @@ void load_optimizer_state(Parameters& parameters, const std::string& folder) {
   for (Entry& entry : optimizer_entries(parameters)) {
     const checkpoint::TensorView* view = file.find(entry.spec.name);
     const std::string where = file.path() + ": tensor " + entry.spec.name;
-    if (view == nullptr)
-      throw InputError(where + " is missing; the checkpoint was made with another train.compute_dtype?");
-    read_tensor(*view, where, entry.rows);
+    if (view == nullptr) throw InputError(where + " is missing; the file is damaged");
+    read_state(*view, where, entry.rows);
   }
   parameters.refresh_weights();
 }

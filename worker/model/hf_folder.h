@@ -22,6 +22,9 @@ void load_hf_weights(Parameters& parameters, const std::string& path, const Warn
 void save_hf_folder(const Parameters& parameters, checkpoint::OutputFolder& folder);
 
 /// Masters (where they differ from the weights) and moments, by Hugging Face names: "m.NAME", "v.NAME", "master.NAME".
+/// Coded moments by the names of Parameters: "m_code.NAME" (U8, the parameter's shape), "m_scale.NAME" (F32, a block of
+/// kMomentBlock elements each), and v. Loading throws InputError naming file and tensor: missing, another shape or
+/// type, values that are not finite. The caller has compared the formats that file and run ask for.
 void save_optimizer_state(const Parameters& parameters, checkpoint::OutputFolder& folder);
 void load_optimizer_state(Parameters& parameters, const std::string& folder);
 

@@ -1,6 +1,9 @@
 #include "worker/model/parameters.h"
 
+#include <algorithm>
 #include <stdexcept>
+
+#include "kernels/adamw.h"
 
 namespace oomb::model {
 
@@ -39,7 +42,7 @@ std::vector<Shape> layer_shapes(const ModelConfig& c, int64_t l) {
   };
 }
 
-Parameter make_parameter(const Shape& shape, const TensorTypes& types, bool training) {
+Parameter make_parameter(const Shape& shape, const TensorTypes& types, bool training, StateFormat format) {
   Parameter p;
   p.name = shape.name;
   p.parts = shape.parts;
@@ -47,25 +50,34 @@ Parameter make_parameter(const Shape& shape, const TensorTypes& types, bool trai
   p.decayed = shape.size.size() > 1;
   p.weight = at::zeros(shape.size, types.compute_options());
   if (training) {
-    p.master = types.compute == types.acc() ? p.weight : at::zeros(shape.size, types.acc_options());
+    if (!format.stochastic_rounding) {
+      p.master = types.compute == types.acc() ? p.weight : at::zeros(shape.size, types.acc_options());
+    }
     p.grad = at::zeros(shape.size, types.acc_options());
-    p.m = at::zeros(shape.size, types.acc_options());
-    p.v = at::zeros(shape.size, types.acc_options());
+    const at::TensorOptions moments = format.int8_moments ? types.acc_options().dtype(at::kByte) : types.acc_options();
+    p.m = at::zeros(shape.size, moments);
+    p.v = at::zeros(shape.size, moments);
+    if (format.int8_moments) {
+      p.m_scale = at::zeros({kernels::num_moment_blocks(p.m.numel())}, types.acc_options());
+      p.v_scale = at::zeros_like(p.m_scale);
+    }
   }
   return p;
 }
 
-// FNV-1a over the name, folded into the seed: a fixed, platform-independent stream per parameter.
+}  // namespace
+
 uint64_t stream_seed(uint64_t seed, const std::string& name) {
-  uint64_t hash = 14695981039346656037ULL ^ seed;
+  uint64_t hash = 14695981039346656037ULL ^ seed;  // FNV-1a
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
   return hash;
 }
 
-}  // namespace
-
-Parameters::Parameters(const ModelConfig& config, const TensorTypes& types, bool training)
-    : config_(config), types_(types) {
+Parameters::Parameters(const ModelConfig& config, const TensorTypes& types, bool training, StateFormat format)
+    : config_(config), types_(types), format_(format) {
+  if (format.stochastic_rounding && types.compute != at::kBFloat16)
+    throw std::logic_error("stochastic rounding is for bf16 weights");
+  if (format.int8_moments && types.acc() != at::kFloat) throw std::logic_error("8-bit moments go with fp32 sums");
   std::vector<Shape> shapes;
   shapes.push_back({"embedding",
                     {{"model.embed_tokens.weight", 0, config.vocab_size}},
@@ -84,7 +96,7 @@ Parameters::Parameters(const ModelConfig& config, const TensorTypes& types, bool
                       InitKind::normal});
   }
   all_.reserve(shapes.size());
-  for (const Shape& shape : shapes) all_.push_back(make_parameter(shape, types, training));
+  for (const Shape& shape : shapes) all_.push_back(make_parameter(shape, types, training, format));
 
   embedding_ = &all_[0];
   for (int64_t l = 0; l < config.num_layers; ++l) {
@@ -96,8 +108,19 @@ Parameters::Parameters(const ModelConfig& config, const TensorTypes& types, bool
 }
 
 void Parameters::initialise(uint64_t seed, double std) {
+  // Weights without a master are drawn in acc too, through one buffer of the largest parameter's size.
+  at::Tensor buffer;
+  const auto drawn_like = [&](const at::Tensor& target) {
+    if (target.scalar_type() == types_.acc()) return target;
+    if (!buffer.defined()) {
+      int64_t largest = 0;
+      for (const Parameter& p : all_) largest = std::max(largest, p.weight.numel());
+      buffer = at::empty({largest}, types_.acc_options());
+    }
+    return buffer.narrow(0, 0, target.numel()).view(target.sizes());
+  };
   for (Parameter& p : all_) {
-    at::Tensor& target = p.master.defined() ? p.master : p.weight;
+    at::Tensor& target = p.source();
     switch (p.init) {
       case InitKind::zeros:
         target.zero_();
@@ -108,7 +131,8 @@ void Parameters::initialise(uint64_t seed, double std) {
       case InitKind::normal: {
         at::Generator generator = at::globalContext().defaultGenerator(target.device());
         generator.set_current_seed(stream_seed(seed, p.name));
-        target.normal_(0.0, std);
+        at::Tensor drawn = drawn_like(target).normal_(0.0, std);
+        if (!drawn.is_same(target)) target.copy_(drawn);
         break;
       }
     }
@@ -118,7 +142,7 @@ void Parameters::initialise(uint64_t seed, double std) {
 
 void Parameters::load(const std::function<void(const std::string&, at::Tensor&)>& read) {
   for (Parameter& p : all_) {
-    at::Tensor& target = p.master.defined() ? p.master : p.weight;
+    at::Tensor& target = p.source();
     for (const ParameterPart& part : p.parts) {
       at::Tensor rows = target.narrow(0, part.row, part.rows);
       read(part.hf_name, rows);

@@ -4,8 +4,9 @@
 // Face names are row ranges of it. A parameter has
 //   weight  compute dtype, what the GEMMs read
 //   grad    acc, the sum over chunks and sequences of one step
-//   master  acc, what the optimizer updates; the same tensor as weight where the compute dtype is acc
-//   m, v    acc, Adam's moments
+//   master  acc, what the optimizer updates; the same tensor as weight where the compute dtype is acc; undefined where
+//           the optimizer updates a bf16 weight itself (StateFormat::stochastic_rounding)
+//   m, v    acc, Adam's moments; or their 8-bit codes, with m_scale, v_scale [blocks] in fp32 (kernels/moment_code.h)
 #pragma once
 
 #include <ATen/ATen.h>
@@ -28,13 +29,26 @@ struct ParameterPart {
 
 enum class InitKind : uint8_t { normal, zeros, ones };
 
+/// What a parameter keeps for its optimizer. Bytes per parameter of a bf16 model, weight and gradient included: 18 by
+/// default, 8 + 1/32 with both.
+struct StateFormat {
+  bool int8_moments = false;         ///< not with acc f64
+  bool stochastic_rounding = false;  ///< no master; compute dtype bf16
+};
+
 struct Parameter {
   std::string name;
   std::vector<ParameterPart> parts;
   InitKind init = InitKind::normal;
   bool decayed = true;  ///< weight decay applies: matrices yes, norms and biases no
-  at::Tensor weight, grad, master, m, v;
+  at::Tensor weight, grad, master, m, v, m_scale, v_scale;
+
+  /// Where values come in: what all others are rounded from.
+  at::Tensor& source() { return master.defined() ? master : weight; }
 };
+
+/// A fixed, platform-independent random stream per name.
+uint64_t stream_seed(uint64_t seed, const std::string& name);
 
 /// Views into the parameters of one layer (weights [out, in], biases [out]); undefined where the model has none.
 struct LayerParameters {
@@ -45,17 +59,17 @@ struct LayerParameters {
 class Parameters {
  public:
   /// Allocates weights (and for training: grads, masters, moments, all zero). Weights are zero until initialised or
-  /// loaded.
-  Parameters(const ModelConfig& config, const TensorTypes& types, bool training);
+  /// loaded. std::logic_error for a format that does not go with the types.
+  Parameters(const ModelConfig& config, const TensorTypes& types, bool training, StateFormat format = {});
   Parameters(const Parameters&) = delete;
   Parameters& operator=(const Parameters&) = delete;
 
   /// Normal(0, std) for matrices, 1 for norms, 0 for biases. Each parameter has its own random stream, keyed by (seed,
-  /// name), so a layout change does not move the others' values.
+  /// name), so a layout change does not move the others' values. Drawn in acc and rounded, one parameter at a time.
   void initialise(uint64_t seed, double std);
 
-  /// Calls `read(hf_name, destination)` for every part; destination is an acc-typed view for training, else the weight.
-  /// Afterwards the compute copies are refreshed.
+  /// Calls `read(hf_name, destination)` for every part; destination is a view of the master, or of the weight where
+  /// there is none. Afterwards the compute copies are refreshed.
   void load(const std::function<void(const std::string& hf_name, at::Tensor& destination)>& read);
   /// master -> weight, where they differ.
   void refresh_weights();
@@ -70,11 +84,13 @@ class Parameters {
   Parameter& head() const { return *head_; }
   const ModelConfig& config() const { return config_; }
   const TensorTypes& types() const { return types_; }
+  StateFormat format() const { return format_; }
   int64_t num_elements() const;
 
  private:
   ModelConfig config_;
   TensorTypes types_;
+  StateFormat format_;
   std::vector<Parameter> all_;
   std::vector<LayerParameters> layers_;
   Parameter *embedding_ = nullptr, *final_norm_ = nullptr, *head_ = nullptr;

@@ -48,7 +48,12 @@ std::string first_not_finite(const model::Parameters& parameters) {
   // A sum of squares needs no temporary as large as the parameter.
   for (const model::Parameter& p : parameters.all()) {
     at::Tensor sum = new_sum(parameters);
-    for (const at::Tensor& values : {p.master, p.m, p.v}) add_squares(values, sum);
+    // A block of coded moments that are not all finite has a scale that is not.
+    const bool coded = p.m_scale.defined();
+    for (const at::Tensor& values :
+         {p.master.defined() ? p.master : p.weight, coded ? p.m_scale : p.m, coded ? p.v_scale : p.v}) {
+      add_squares(values, sum);
+    }
     if (!std::isfinite(sum.item<double>())) return p.name;
   }
   return "";
@@ -66,8 +71,8 @@ OptimizerReport optimizer_step(model::Parameters& parameters, const OptimizerOpt
   const bool clip = options.clip_norm > 0 && report.gradient_norm > options.clip_norm;
   for (model::Parameter& p : parameters.all()) {
     kernels::AdamW op;
-    op.num_elements = p.master.numel();
-    op.acc = dtype_of(p.master);
+    op.num_elements = p.weight.numel();
+    op.acc = dtype_of(p.grad);
     op.lr = report.learning_rate;
     op.beta1 = options.beta1;
     op.beta2 = options.beta2;
@@ -75,7 +80,7 @@ OptimizerReport optimizer_step(model::Parameters& parameters, const OptimizerOpt
     op.weight_decay = p.decayed ? options.weight_decay : 0.0;
     op.grad_scale = clip ? options.clip_norm / report.gradient_norm : 1.0;
     op.step = step;
-    op.master = p.master.data_ptr();
+    op.master = p.master.defined() ? p.master.data_ptr() : nullptr;
     op.grad = p.grad.data_ptr();
     op.m = p.m.data_ptr();
     op.v = p.v.data_ptr();
@@ -83,7 +88,14 @@ OptimizerReport optimizer_step(model::Parameters& parameters, const OptimizerOpt
       op.weight = p.weight.data_ptr();
       op.weight_dtype = dtype_of(p.weight);
     }
-    check(kernels::adamw_step(queue_of(p.master), op), "adamw_step");
+    if (p.m_scale.defined()) {
+      op.moments = kernels::Moments::int8;
+      op.m_scale = p.m_scale.data_ptr<float>();
+      op.v_scale = p.v_scale.data_ptr<float>();
+    }
+    // Another name than that of the initial weights, which are drawn from the same seed.
+    op.random_key = model::stream_seed(options.rounding_seed, "rounding of " + p.name);
+    check(kernels::adamw_step(queue_of(p.weight), op), "adamw_step");
   }
   return report;
 }

@@ -14,7 +14,8 @@ struct OptimizerOptions {
   int64_t warmup_steps = 0;
   int64_t total_steps = 1;  ///< length of the schedule, whatever step a run ends at
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
-  double clip_norm = 1.0;  ///< 0: no clipping
+  double clip_norm = 1.0;      ///< 0: no clipping
+  uint64_t rounding_seed = 1;  ///< of stochastic rounding: with the step and the parameter's name it gives all its bits
 };
 
 /// Linear warm-up to the full rate at step `warmup_steps`, then a cosine to ratio * rate at `total_steps`. Steps count

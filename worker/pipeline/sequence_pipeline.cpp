@@ -49,7 +49,7 @@ struct SequencePipeline::Sequence {
 
 struct SequencePipeline::ChunkForward {
   RopeTables rope;
-  std::vector<LayerActivations> layers;  // kept for fill_and_keep and recompute
+  std::vector<LayerActivations> layers;  // all of them, except after Pass::fill and Pass::evaluate
   at::Tensor x, hidden, inv_rms;         // final stream [C, H], its norm
 };
 
@@ -66,6 +66,9 @@ SequencePipeline::SequencePipeline(model::Parameters* parameters, const Pipeline
   std::copy(inv_freq.begin(), inv_freq.end(), inv_freq_.data_ptr<double>());
   inv_freq_ = inv_freq_.to(types_.device);
   for (int64_t l = 0; l < config.num_layers; ++l) layers_.emplace_back(config, parameters->layer(l));
+  if (options.activations.host_chunks > 0) {
+    host_activations_ = std::make_unique<HostActivations>(config, types_.device, types_.compute, options.chunk_tokens);
+  }
 }
 
 pages::PageLayout SequencePipeline::page_layout(const model::ModelConfig& config, const PipelineOptions& options,
@@ -153,6 +156,11 @@ attention::Selection SequencePipeline::choose(Sequence& s, int64_t chunk, int64_
   return attention::select_pages(s.rule, in);
 }
 
+RopeTables SequencePipeline::chunk_rope(const ChunkGrid& grid, int64_t chunk) const {
+  const int64_t begin = grid.begin_of(chunk);
+  return rope_tables(at::arange(begin, begin + grid.tokens_of(chunk), types_.index_options()), inv_freq_, types_.acc());
+}
+
 attention::PastPages SequencePipeline::past_pages(Sequence& s, int64_t chunk, int64_t layer) const {
   const model::ModelConfig& config = parameters_->config();
   return {&s.selection(chunk, layer),
@@ -173,7 +181,7 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
   const double scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
 
   ChunkForward f;
-  f.rope = rope_tables(at::arange(begin, begin + tokens, types_.index_options()), inv_freq_, types_.acc());
+  f.rope = chunk_rope(s.grid, chunk);
   const at::Tensor ids =
       to_device(std::vector<int64_t>(s.ids.begin() + begin, s.ids.begin() + begin + tokens), types_.device);
   at::Tensor x = at::empty({tokens, config.hidden_size}, types_.compute_options()), delta;
@@ -187,8 +195,9 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
   op.y = x.data_ptr();
   check(kernels::embedding_forward(queue_of(x), op), "embedding_forward");
 
-  const bool keep = pass == Pass::fill_and_keep || pass == Pass::recompute;
-  const KeptActivations level = options_.activations.level_of(s.distance_of(chunk));
+  const bool keep = pass == Pass::fill_and_keep || pass == Pass::fill_and_send || pass == Pass::recompute;
+  const KeptActivations level =
+      pass == Pass::fill_and_send ? KeptActivations::attention : options_.activations.level_of(s.distance_of(chunk));
   for (int64_t l = 0; l < config.num_layers; ++l) {
     const TraceRange range("layer forward");
     LayerActivations a;
@@ -207,7 +216,7 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
     }
     if (selection.num_tiles == 0) {
       source_->await_means(l, chunk);
-      selection = choose(s, chunk, l, a.qkv);
+      selection = options_.replay ? options_.replay(chunk, l) : choose(s, chunk, l, a.qkv);
       if (pass != Pass::evaluate && selection.pages.defined()) selection.keep_on_host(s.selected[s.index_of(chunk)][l]);
       if (observer_.on_selection) {
         synchronise(types_.device);
@@ -221,6 +230,7 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
     x = a.x2;
     if (keep) {
       a.keep_only(level);
+      if (pass == Pass::fill_and_send) host_activations_->store(s.index_of(chunk), l, a);
       f.layers.push_back(std::move(a));
     }
     if (pass == Pass::evaluate) {  // no backward will ask for it
@@ -232,7 +242,12 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
   const NormOutput norm = rms_norm(x, delta, parameters_->final_norm().weight, config.rms_norm_eps);
   f.x = norm.sum;
   f.inv_rms = norm.inv_rms;
-  if (pass != Pass::fill_and_keep) f.hidden = norm.y;
+  if (pass == Pass::recompute || pass == Pass::evaluate) {
+    f.hidden = norm.y;
+  } else {
+    f.rope = {};  // cheaper to form again than to keep
+  }
+  if (pass == Pass::fill_and_send) host_activations_->store_final(s.index_of(chunk), f.x);
   return f;
 }
 
@@ -246,6 +261,7 @@ void SequencePipeline::backward(Sequence& s, int64_t chunk, ChunkForward& f, con
     LayerActivations& a = f.layers[static_cast<size_t>(l)];
     const TraceRange range("layer backward");
     const attention::PastPages past = past_pages(s, chunk, l);
+    if (!a.x1.defined()) host_activations_->fetch(s.index_of(chunk), l, a);
     layer.restore_projection(f.rope, a);
     if (!a.attention.o.defined()) a.attention = attention::attention_forward(a.qkv, past, scale);
     layer.restore_finish(a);
@@ -298,6 +314,13 @@ HeadLoss SequencePipeline::loss_of(const Sequence& s, int64_t chunk, const at::T
   return head_loss(hidden, labels, parameters_->head(), options_.loss_row_tile, grad_scale, gradients);
 }
 
+SequencePipeline::Pass SequencePipeline::first_pass_of(const Sequence& s, int64_t chunk) const {
+  const int64_t distance = s.distance_of(chunk);
+  if (options_.activations.is_kept(distance)) return Pass::fill_and_keep;
+  const bool sent = options_.activations.is_on_host(distance) && host_activations_->reserve(s.index_of(chunk));
+  return sent ? Pass::fill_and_send : Pass::fill;
+}
+
 SequenceLoss SequencePipeline::train(std::span<const int64_t> ids, std::span<const int64_t> labels, double grad_scale) {
   if (count_labels(labels) == 0) return {};
   prepare_layer_constants();
@@ -305,16 +328,12 @@ SequenceLoss SequencePipeline::train(std::span<const int64_t> ids, std::span<con
   const auto phase = [&](const char* pass, int64_t chunk) {
     if (observer_.on_phase) observer_.on_phase(pass, chunk);
   };
-  const auto is_kept = [&](int64_t chunk) { return options_.activations.is_kept(s.distance_of(chunk)); };
-  std::vector<ChunkForward> kept;
+  std::vector<ChunkForward> first(s.own.size());  // of pass 1, where it kept something
+  if (host_activations_) host_activations_->begin_sequence(static_cast<int64_t>(s.own.size()));
   for (const int64_t chunk : s.own) {
     phase("pass 1", chunk);
     const TraceRange range("pass 1: chunk");
-    if (is_kept(chunk)) {
-      kept.push_back(forward(s, chunk, Pass::fill_and_keep));
-    } else {
-      forward(s, chunk, Pass::fill);
-    }
+    first[static_cast<size_t>(s.index_of(chunk))] = forward(s, chunk, first_pass_of(s, chunk));
   }
   synchronise(types_.device);  // pass 2 reads the selections on the host
   source_->begin_pass_2();
@@ -322,14 +341,14 @@ SequenceLoss SequencePipeline::train(std::span<const int64_t> ids, std::span<con
   for (auto at = s.own.rbegin(); at != s.own.rend(); ++at) {
     const int64_t chunk = *at;
     phase("pass 2", chunk);
-    ChunkForward f;
     const TraceRange range("pass 2: chunk");
-    if (is_kept(chunk)) {
-      f = std::move(kept.back());
-      kept.pop_back();
-      f.hidden = rms_norm(f.x, {}, parameters_->final_norm().weight, parameters_->config().rms_norm_eps).y;
-    } else {
+    ChunkForward f = std::move(first[static_cast<size_t>(s.index_of(chunk))]);
+    if (f.layers.empty()) {
       f = forward(s, chunk, Pass::recompute);
+    } else {
+      if (!f.x.defined()) f.x = host_activations_->fetch_final(s.index_of(chunk));
+      f.rope = chunk_rope(s.grid, chunk);
+      f.hidden = rms_norm(f.x, {}, parameters_->final_norm().weight, parameters_->config().rms_norm_eps).y;
     }
     const HeadLoss loss = loss_of(s, chunk, f.hidden, grad_scale, /*gradients=*/true);
     loss_sum += loss.loss_sum;

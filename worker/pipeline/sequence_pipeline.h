@@ -31,6 +31,7 @@
 #include "worker/model/parameters.h"
 #include "worker/pages/page_table.h"
 #include "worker/pipeline/chunk_grid.h"
+#include "worker/pipeline/host_activations.h"
 #include "worker/pipeline/layer.h"
 
 namespace oomb {
@@ -40,8 +41,12 @@ struct ActivationPlan {
   KeptActivations recomputed = KeptActivations::all;  ///< what the forward of pass 2 keeps
   int64_t whole_chunks = 1;                           ///< newest chunks that keep as much from pass 1
   int64_t kept_chunks = 1;  ///< newest chunks that keep at least inputs and attention outputs from pass 1
+  int64_t host_chunks = 0;  ///< that many chunks before those keep them in host memory (HostActivations)
 
   bool is_kept(int64_t distance) const { return distance < std::max({kept_chunks, whole_chunks, int64_t{1}}); }
+  bool is_on_host(int64_t distance) const {
+    return !is_kept(distance) && distance < std::max({kept_chunks, whole_chunks, int64_t{1}}) + host_chunks;
+  }
   KeptActivations level_of(int64_t distance) const {
     const bool partly = is_kept(distance) && distance >= whole_chunks;
     return partly ? std::max(recomputed, KeptActivations::attention) : recomputed;
@@ -54,6 +59,9 @@ struct PipelineOptions {
   at::ScalarType gradient_dtype = at::kFloat;  ///< of page gradient slots
   int64_t loss_row_tile = 1024;
   ActivationPlan activations;
+  /// If set, gives the pages of every (chunk, layer) instead of a choice: the rule is discrete, so runs of different
+  /// precision can be compared only on the same pages. On the worker's device.
+  std::function<attention::Selection(int64_t chunk, int64_t layer)> replay;
 };
 
 /// Sums over the own chunks of one sequence. Loss is the sum over labels, not the mean.
@@ -96,11 +104,14 @@ class SequencePipeline {
  private:
   struct Sequence;
   struct ChunkForward;
-  /// fill: pass 1. fill_and_keep: pass 1 of a chunk that keeps activations. recompute: pass 2 of one that did not.
-  enum class Pass : uint8_t { fill, fill_and_keep, recompute, evaluate };
+  /// fill: pass 1. fill_and_keep, fill_and_send: pass 1 of a chunk that keeps activations, on the device or in host
+  /// memory. recompute: pass 2 of one that did not.
+  enum class Pass : uint8_t { fill, fill_and_keep, fill_and_send, recompute, evaluate };
 
   Sequence begin_sequence(std::span<const int64_t> ids, std::span<const int64_t> labels, cluster::Work work) const;
   ChunkForward forward(Sequence& sequence, int64_t chunk, Pass pass) const;
+  Pass first_pass_of(const Sequence& sequence, int64_t chunk) const;
+  RopeTables chunk_rope(const ChunkGrid& grid, int64_t chunk) const;
   attention::PastPages past_pages(Sequence& sequence, int64_t chunk, int64_t layer) const;
   void backward(Sequence& sequence, int64_t chunk, ChunkForward& forward, const at::Tensor& d_hidden) const;
   attention::Selection choose(Sequence& sequence, int64_t chunk, int64_t layer, const attention::ChunkQkv& qkv) const;
@@ -117,6 +128,7 @@ class SequencePipeline {
   TensorTypes types_;
   at::Tensor inv_freq_;  // double [D / 2]
   std::vector<Layer> layers_;
+  std::unique_ptr<HostActivations> host_activations_;
   std::vector<at::Tensor> key_bias_;       // acc [Hkv, D] per layer
   std::vector<at::Tensor> key_bias_mean_;  // acc [Hkv, D] per layer: mean of R(p) bias over p in [0, P)
   PipelineObserver observer_;

@@ -12,6 +12,7 @@
 #include "comm/control_client.h"
 #include "comm/control_messages.h"
 #include "configs/error.h"
+#include "worker/bench/bench_server.h"
 #include "worker/train/trainer.h"
 
 namespace oomb {
@@ -60,6 +61,9 @@ class Server {
  public:
   explicit Server(comm::ControlClient& client) : client_(client) {}
 
+  /// What the worker was doing last, for messages.
+  const std::string& phase() const { return phase_; }
+
   void run() {
     const json& welcome = client_.welcome();
     const RunConfig config = run_config_from_json(welcome.at("config").dump());
@@ -68,7 +72,11 @@ class Server {
     events.log = [this](const std::string& level, const std::string& text) {
       client_.send({{"type", message::kLog}, {"level", level}, {"text", text}});
     };
-    events.phase = [this](const std::string& text) { client_.set_phase(text); };
+    events.phase = [this](const std::string& text) {
+      phase_ = text;
+      client_.set_phase(text);
+    };
+    if (welcome.at("mode") == "bench") return run_bench(config, events);
     Trainer trainer(config, train ? Trainer::Mode::train : Trainer::Mode::evaluate, events);
     client_.send({{"type", message::kReady},
                   {"device", trainer.types().device.str()},
@@ -76,18 +84,38 @@ class Server {
                   {"resumed_step", trainer.steps_done()},
                   {"checkpoint", trainer.resumed_from()},
                   {"lines", trainer.summary()}});
+    serve([&](const json& request) { answer(trainer, request); });
+  }
+
+ private:
+  void run_bench(const RunConfig& config, const TrainerEvents& events) {
+    bench::BenchServer server(config, events);
+    client_.send({{"type", message::kReady},
+                  {"device", server.device()},
+                  {"parameters", server.num_parameters()},
+                  {"resumed_step", 0},
+                  {"checkpoint", ""},
+                  {"lines", json::array()}});
+    serve([&](const json& request) {
+      if (request.at("type") != message::kBench) throw std::runtime_error("only bench requests in mode bench");
+      json done = server.answer(request);
+      done["type"] = message::kBenchDone;
+      client_.send(done);
+    });
+  }
+
+  void serve(const std::function<void(const json& request)>& answer_to) {
     client_.set_phase("waiting for the coordinator");
     while (!client_.lost()) {
       const auto request = client_.receive(kPoll);
       if (!request) continue;
       if (request->at("type") == message::kFinish) return;
-      answer(trainer, *request);
+      answer_to(*request);
       client_.set_phase("waiting for the coordinator");
     }
     throw comm::ControlError("the coordinator is gone");
   }
 
- private:
   void answer(Trainer& trainer, const json& request) {
     const std::string type = request.at("type");
     if (type == message::kRunStep) {
@@ -125,6 +153,7 @@ class Server {
   }
 
   comm::ControlClient& client_;
+  std::string phase_ = "starting";
 };
 
 int fail(comm::ControlClient& client, const char* kind, const std::string& text, int status) {
@@ -154,8 +183,9 @@ int serve_coordinator(int rank, int size) {
   });
   // Backward passes are our own: no tensor of a worker records history.
   const c10::InferenceMode no_autograd;
+  Server server(*client);
   try {
-    Server(*client).run();
+    server.run();
     return 0;
   } catch (const InputError& error) {
     return fail(*client, "input", error.what(), 2);
@@ -165,8 +195,8 @@ int serve_coordinator(int rank, int size) {
     return fail(*client, "resource", "out of host memory; lower pages.host_bytes or sequence.chunk", 3);
   } catch (const c10::OutOfMemoryError& error) {
     return fail(*client, "resource",
-                "out of device memory: " + first_line(error.what_without_backtrace()) +
-                    "; lower pages.hbm_bytes or sequence.chunk",
+                "out of device memory in \"" + server.phase() + "\": " + first_line(error.what_without_backtrace()) +
+                    "; lower pages.hbm_bytes, pipeline.activation_bytes or sequence.chunk",
                 3);
   } catch (const std::exception& error) {
     return fail(*client, "internal", first_line(error.what()), 1);

@@ -21,6 +21,12 @@ int64_t peak_device_bytes(const at::Device& device) {
   return stats.reserved_bytes[0].peak;
 }
 
+void reset_peak_device_bytes(const at::Device& device) {
+  if (!device.is_cuda()) return;
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+}
+
 int64_t free_device_bytes(const at::Device& device) {
   size_t free_bytes = 0, total = 0;
   if (!device.is_cuda() || cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) return 0;
@@ -31,6 +37,7 @@ int64_t free_device_bytes(const at::Device& device) {
 
 int64_t gpu_count() { return 0; }
 int64_t peak_device_bytes(const at::Device&) { return 0; }
+void reset_peak_device_bytes(const at::Device&) {}
 int64_t free_device_bytes(const at::Device&) { return 0; }
 
 #endif

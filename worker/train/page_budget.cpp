@@ -6,9 +6,9 @@
 #include <sstream>
 
 #include "configs/error.h"
+#include "configs/this_machine.h"
 #include "worker/tensor/segments.h"
 #include "worker/train/device_memory.h"
-#include "worker/train/memory_budget.h"
 
 namespace oomb {
 
@@ -67,6 +67,18 @@ ActivationPlan plan_activations(const PipelineSection& settings, KeptActivations
   return plan;
 }
 
+// With weights, gradients and optimizer states in place, a step needs this much of the device even if pages are
+// elsewhere.
+void refuse_without_room(int64_t free_bytes, int64_t working, int64_t activations) {
+  if (working + activations <= free_bytes) return;
+  throw InputError(
+      "device memory: a chunk needs " + size_text(activations) + " for activations and " + size_text(working) +
+      " for a layer's work and the logits, " + size_text(free_bytes) +
+      " are free beside weights, gradients and optimizer states; lower sequence.chunk or loss.row_tile, set "
+      "pipeline.activations: input, or train.optimizer_state: int8 with train.master_weights: "
+      "stochastic_rounding");
+}
+
 std::string describe(const ActivationPlan& plan, int64_t num_chunks, int64_t bytes,
                      const std::function<int64_t(KeptActivations)>& bytes_of) {
   const KeptActivations part = std::max(plan.recomputed, KeptActivations::attention);
@@ -74,7 +86,9 @@ std::string describe(const ActivationPlan& plan, int64_t num_chunks, int64_t byt
   text << "activations: " << size_text(bytes) << "; of " << num_chunks << " chunks the newest " << plan.whole_chunks
        << " keep " << name_of(plan.recomputed) << " (" << size_text(bytes_of(plan.recomputed)) << " each), "
        << plan.kept_chunks - plan.whole_chunks << " more " << name_of(part) << " (" << size_text(bytes_of(part))
-       << " each); the others are computed again in pass 2 and keep " << name_of(plan.recomputed) << " there";
+       << " each), " << plan.host_chunks << " more these in host memory; "
+       << num_chunks - plan.kept_chunks - plan.host_chunks << " are computed again in pass 2 and keep "
+       << name_of(plan.recomputed) << " there";
   return text.str();
 }
 
@@ -97,6 +111,9 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
   const auto bytes_of = [&](KeptActivations l) {
     return SequencePipeline::activation_bytes(model, pipeline, types, l);
   };
+  if (gpu)
+    refuse_without_room(free_bytes, working_bytes(model, pipeline, types),
+                        bytes_of(level.value_or(KeptActivations::input)));
   if (!config.pages.hbm_bytes.automatic) {
     memory.fast_bytes = config.pages.hbm_bytes.bytes;
   } else if (gpu) {
@@ -140,6 +157,13 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
   const int64_t bytes = std::max<int64_t>(asked.automatic ? left : std::min(asked.bytes, left), 0);
   budget.activations = plan_activations(config.pipeline, level ? *level : fitting_level(bytes, bytes_of), bytes,
                                         grid.num_chunks(), bytes_of);
+  if (gpu && budget.activations.recomputed < KeptActivations::input) {
+    const ByteSize& host = config.pipeline.activation_host_bytes;
+    const int64_t spare = memory.host_bytes - std::max<int64_t>(all_pages - memory.fast_bytes, 0);
+    const int64_t block = HostActivations::block_bytes(model, types.compute, pipeline.chunk_tokens);
+    budget.activations.host_chunks = std::clamp<int64_t>((host.automatic ? spare : std::min(host.bytes, spare)) / block,
+                                                         0, grid.num_chunks() - budget.activations.kept_chunks);
+  }
   budget.lines.push_back(describe(budget.activations, grid.num_chunks(), bytes, bytes_of));
   budget.lines.push_back("pages: homes " + size_text(budget.home_bytes) + ", gradient slots at most " +
                          size_text(budget.gradient_bytes) + "; budget: fast " + size_text(memory.fast_bytes) +

@@ -12,13 +12,14 @@
 #include <sstream>
 
 #include "configs/error.h"
+#include "configs/this_machine.h"
 #include "worker/checkpoint/crc32c.h"
 #include "worker/data/token_stream.h"
 #include "worker/model/hf_folder.h"
 #include "worker/tensor/trace.h"
 #include "worker/train/device_memory.h"
-#include "worker/train/memory_budget.h"
 #include "worker/train/page_budget.h"
+#include "worker/train/run_options.h"
 #include "worker/train/step_profile.h"
 
 namespace oomb {
@@ -30,54 +31,13 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 constexpr const char* kStateFile = "trainer.json";
 
-at::ScalarType scalar_type(ComputeDtype type) {
-  switch (type) {
-    case ComputeDtype::kFp64:
-      return at::kDouble;
-    case ComputeDtype::kFp32:
-      return at::kFloat;
-    case ComputeDtype::kBf16:
-      return at::kBFloat16;
-  }
-  return at::kFloat;
+model::StateFormat state_format(const TrainSection& t) {
+  return {t.optimizer_state == OptimizerState::kInt8, t.master_weights == MasterWeights::kStochasticRounding};
 }
 
-TensorTypes types_of(const RunConfig& config) {
-  TensorTypes types;
-  types.compute = scalar_type(config.train.compute_dtype);
-  const bool cuda =
-      config.train.device == DeviceKind::kCuda || (config.train.device == DeviceKind::kAuto && gpu_count() > 0);
-  if (cuda) types.device = at::Device(at::kCUDA, 0);
-  return types;
-}
-
-PipelineOptions pipeline_options(const RunConfig& config, const TensorTypes& types) {
-  PipelineOptions o;
-  o.chunk_tokens = config.sequence.chunk;
-  o.loss_row_tile = config.loss.row_tile;
-  attention::SelectionRule& s = o.selection;
-  const AttentionSection& a = config.attention;
-  s.dense = a.kind == AttentionKind::kDense;
-  s.score_scale = a.score_scale;
-  s.page_tokens = a.page_tokens;
-  s.query_tile = a.query_tile == 0 ? a.page_tokens : a.query_tile;
-  s.budget_pages = a.budget_pages;
-  s.chunk_pages = a.chunk_pages;
-  s.sink_pages = a.sink_pages;
-  s.recent_pages = a.recent_pages;
-  s.votes = a.votes == VoteSource::kTile ? attention::Votes::tile : attention::Votes::previous_tile;
-  switch (config.pages.grad_dtype) {
-    case PageGradDtype::kAuto:
-      o.gradient_dtype = types.acc();
-      break;
-    case PageGradDtype::kFp32:
-      o.gradient_dtype = at::kFloat;
-      break;
-    case PageGradDtype::kBf16:
-      o.gradient_dtype = at::kBFloat16;
-      break;
-  }
-  return o;
+// As the checkpoint records it: `auto` is what it stands for.
+std::string_view master_weights_text(const TrainSection& t) {
+  return to_string(t.master_weights == MasterWeights::kAuto ? MasterWeights::kFp32 : t.master_weights);
 }
 
 OptimizerOptions optimizer_options(const TrainSection& t) {
@@ -91,14 +51,8 @@ OptimizerOptions optimizer_options(const TrainSection& t) {
   o.beta2 = t.beta2;
   o.epsilon = t.epsilon;
   o.clip_norm = t.clip_norm;
+  o.rounding_seed = static_cast<uint64_t>(t.seed);
   return o;
-}
-
-void refuse_unsupported(const RunConfig& config) {
-  if (config.train.master_weights == MasterWeights::kStochasticRounding)
-    throw InputError("train.master_weights: stochastic_rounding is not supported yet; allowed: auto, fp32");
-  if (config.train.optimizer_state == OptimizerState::kInt8)
-    throw InputError("train.optimizer_state: int8 is not supported yet; allowed: fp32");
 }
 
 std::vector<std::string> strings_of(const std::vector<std::filesystem::path>& paths) {
@@ -115,7 +69,6 @@ Trainer::Trainer(const RunConfig& config, Mode mode, TrainerEvents events)
       events_(std::move(events)),
       types_(types_of(config)),
       optimizer_(optimizer_options(config.train)) {
-  refuse_unsupported(config);
   initialise_device(types_.device);
   const int64_t threads = config.train.threads > 0 ? config.train.threads : available_cores();
   at::set_num_threads(static_cast<int>(threads));
@@ -128,6 +81,11 @@ Trainer::Trainer(const RunConfig& config, Mode mode, TrainerEvents events)
   phase("reading the model");
   load_model();
   phase("opening the data");
+  if (mode_ == Mode::measure) {
+    open_data_or_random_ids();
+    make_pipeline();
+    return;
+  }
   open_data();
   make_pipeline();
   phase("looking for a checkpoint");
@@ -145,7 +103,7 @@ void Trainer::load_model() {
   const bool from_folder = !config_.model.path.empty();
   const model::ModelConfig model =
       model::read_hf_config((from_folder ? config_.model.path : config_.model.config).string());
-  parameters_ = std::make_unique<model::Parameters>(model, types_, mode_ == Mode::train);
+  parameters_ = std::make_unique<model::Parameters>(model, types_, trains(), state_format(config_.train));
   if (from_folder) {
     model::load_hf_weights(*parameters_, config_.model.path.string(),
                            [this](const std::string& text) { log("warning", text); });
@@ -198,7 +156,7 @@ void Trainer::open_data() {
   w.held_out_fraction = config_.data.holdout_fraction;
   w.seed = seed;
   w.shuffle = config_.data.shuffle;
-  if (mode_ == Mode::train) {
+  if (trains()) {
     training_ = data::make_windows(stream, w);
     summary_.push_back("data: " + std::to_string(stream->size()) + " tokens, " +
                        std::to_string(training_->num_sequences()) + " sequences of " +
@@ -210,9 +168,20 @@ void Trainer::open_data() {
   }
 }
 
+void Trainer::open_data_or_random_ids() {
+  try {
+    open_data();
+  } catch (const InputError& error) {
+    training_ = data::make_random_ids(config_.sequence.length, parameters_->config().vocab_size,
+                                      static_cast<uint64_t>(config_.train.seed));
+    random_ids_ = true;
+    summary_.push_back(std::string("data: random ids, since the run's own cannot be used: ") + error.what());
+  }
+}
+
 void Trainer::make_pipeline() {
   PipelineOptions options = pipeline_options(config_, types_);
-  const PageBudget budget = plan_page_budget(config_, parameters_->config(), options, types_, mode_ == Mode::train);
+  const PageBudget budget = plan_page_budget(config_, parameters_->config(), options, types_, trains());
   options.activations = budget.activations;
   summary_.insert(summary_.end(), budget.lines.begin(), budget.lines.end());
   memory_ = std::make_unique<pages::PageMemory>(
@@ -246,9 +215,9 @@ void Trainer::resume() {
     }
     return;
   }
+  load_trainer_state(found->path);  // first: it names the setting where a tensor would only not fit
   model::load_hf_weights(*parameters_, found->path, [this](const std::string& text) { log("warning", text); });
   if (mode_ == Mode::train) model::load_optimizer_state(*parameters_, found->path);
-  load_trainer_state(found->path);
   resumed_from_ = found->path;
   saved_step_ = steps_done_;
   summary_.push_back("resumed after step " + std::to_string(steps_done_) + " from " + found->path);
@@ -271,9 +240,11 @@ void Trainer::load_trainer_state(const std::string& folder) {
   }
   steps_done_ = state["step"].get<int64_t>();
   if (mode_ == Mode::evaluate) return;
-  // The data position is a count of sequences, so it means the same sequences only if these agree.
-  const auto must_agree = [&](const char* key, const char* field, const nlohmann::json& now) {
-    const nlohmann::json then = state.value(key, nlohmann::json());
+  // The data position is a count of sequences, so it means the same sequences only if these agree; the optimizer's
+  // state is read as it was written. Checkpoints that do not say its format are older than the choice.
+  const auto must_agree = [&](const char* key, const char* field, const nlohmann::json& now,
+                              const nlohmann::json& unless_written = {}) {
+    const nlohmann::json then = state.value(key, unless_written);
     if (then != now) {
       throw InputError(file + ": " + field + " was " + then.dump() + " and is now " + now.dump() +
                        "; allowed: the value of the checkpoint, or start anew from its weights with model.path and "
@@ -281,6 +252,8 @@ void Trainer::load_trainer_state(const std::string& folder) {
     }
   };
   must_agree("compute_dtype", "train.compute_dtype", to_string(config_.train.compute_dtype));
+  must_agree("optimizer_state", "train.optimizer_state", to_string(config_.train.optimizer_state), "fp32");
+  must_agree("master_weights", "train.master_weights", master_weights_text(config_.train), "fp32");
   must_agree("sequence_length", "sequence.length", config_.sequence.length);
   must_agree("sequences_per_step", "train.sequences_per_step", config_.train.sequences_per_step);
   must_agree("seed", "train.seed", config_.train.seed);
@@ -291,7 +264,7 @@ void Trainer::load_trainer_state(const std::string& folder) {
 std::vector<int64_t> Trainer::labels_of(const std::vector<int64_t>& ids) const {
   std::vector<int64_t> labels(ids.size());
   data::make_labels(ids, labels);
-  if (config_.data.kind == DataKind::kCopy) {
+  if (config_.data.kind == DataKind::kCopy && !random_ids_) {
     // The first half is random: nothing to learn there, and it would hide the loss of the copy.
     const size_t half = (ids.size() + 1) / 2;
     std::fill(labels.begin(), labels.begin() + static_cast<std::ptrdiff_t>(half), data::kIgnoredLabel);
@@ -338,6 +311,7 @@ StepReport Trainer::do_step(int64_t step) {
   PipelineObserver observer;
   observer.on_phase = [&](const char* pass, int64_t chunk) {
     if (running != pass) {
+      part_ends();
       const double now = seconds_since(start);
       if (running != nullptr)
         (std::string_view(running) == "pass 1" ? report.pass1_seconds : report.pass2_seconds) += now - pass_start;
@@ -352,6 +326,7 @@ StepReport Trainer::do_step(int64_t step) {
     loss_sum += pipeline_->train(ids[static_cast<size_t>(i)], labels[static_cast<size_t>(i)], scale).loss_sum;
   }
   pipeline_->set_observer({});
+  part_ends();
   if (running != nullptr)
     (std::string_view(running) == "pass 1" ? report.pass1_seconds : report.pass2_seconds) +=
         seconds_since(start) - pass_start;
@@ -365,6 +340,7 @@ StepReport Trainer::do_step(int64_t step) {
     const auto optimizer_start = Clock::now();
     const TraceRange range("optimizer");
     const OptimizerReport optimizer = optimizer_step(*parameters_, optimizer_, step);
+    part_ends();
     report.optimizer_seconds = seconds_since(optimizer_start);
     report.gradient_norm = optimizer.gradient_norm;
     report.learning_rate = optimizer.learning_rate;
@@ -376,6 +352,10 @@ StepReport Trainer::do_step(int64_t step) {
   report.page_host_bytes = memory_->budget(pages::Tier::host).peak_bytes;
   report.seconds = seconds_since(start);
   return report;
+}
+
+void Trainer::part_ends() const {
+  if (mode_ == Mode::measure) synchronise(types_.device);
 }
 
 void Trainer::check_finite() const {
@@ -403,13 +383,16 @@ checkpoint::CheckpointInfo Trainer::save_checkpoint() {
   auto writer = store_->begin(steps_done_, model::checkpoint_bytes(*parameters_));
   model::save_hf_folder(*parameters_, *writer);
   model::save_optimizer_state(*parameters_, *writer);
-  // Nothing of a step is drawn from a generator with state: the order of the data is a function of (seed, index).
+  // Nothing of a step is drawn from a generator with state: the order of the data is a function of (seed, index), the
+  // bits of stochastic rounding are one of (seed, step, parameter, element).
   const nlohmann::json state = {{"step", steps_done_},
                                 {"next_sequence", steps_done_ * config_.train.sequences_per_step},
                                 {"sequences_per_step", config_.train.sequences_per_step},
                                 {"sequences_per_epoch", training_->num_sequences()},
                                 {"sequence_length", config_.sequence.length},
                                 {"compute_dtype", to_string(config_.train.compute_dtype)},
+                                {"optimizer_state", to_string(config_.train.optimizer_state)},
+                                {"master_weights", master_weights_text(config_.train)},
                                 {"seed", config_.train.seed},
                                 {"shuffle", config_.data.shuffle}};
   checkpoint::write_text(*writer, kStateFile, state.dump(2) + "\n");

@@ -43,7 +43,9 @@ struct TrainerEvents {
 /// the parameters are those of the step before.
 class Trainer {
  public:
-  enum class Mode : uint8_t { train, evaluate };
+  /// measure: trains, but reads and writes no checkpoint, takes random ids where the data cannot give a sequence, and
+  /// waits for the device between the parts of a step so that each is timed by itself.
+  enum class Mode : uint8_t { train, evaluate, measure };
 
   /// Reads the model, opens the data, and goes on from a checkpoint as the config says.
   Trainer(const RunConfig& config, Mode mode, TrainerEvents events);
@@ -70,9 +72,12 @@ class Trainer {
   const std::vector<std::string>& summary() const { return summary_; }
 
  private:
+  bool trains() const { return mode_ != Mode::evaluate; }
   StepReport do_step(int64_t step);
+  void part_ends() const;
   void load_model();
   void open_data();
+  void open_data_or_random_ids();
   void make_pipeline();
   void resume();
   void warn_of_later_checkpoints(int64_t step) const;
@@ -91,6 +96,7 @@ class Trainer {
   std::unique_ptr<pages::PageMemory> memory_;
   std::unique_ptr<SequencePipeline> pipeline_;
   std::unique_ptr<checkpoint::CheckpointStore> store_;
+  bool random_ids_ = false;
   int64_t steps_done_ = 0;
   int64_t saved_step_ = 0;  ///< of the newest checkpoint that holds this state, 0: none
   std::string resumed_from_;

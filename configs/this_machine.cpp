@@ -1,4 +1,4 @@
-#include "worker/train/memory_budget.h"
+#include "configs/this_machine.h"
 
 #include <sched.h>
 
@@ -72,6 +72,12 @@ int64_t available_host_bytes() {
 }
 
 int64_t peak_host_bytes() { return kilobytes_field("/proc/self/status", "VmHWM").value_or(0); }
+
+bool reset_peak_host_bytes() {
+  std::ofstream file("/proc/self/clear_refs");
+  file << "5" << std::flush;
+  return file.good();
+}
 
 int64_t available_cores() {
   cpu_set_t cores;

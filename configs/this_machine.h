@@ -1,4 +1,4 @@
-// What is really left: memory of this process's control group, of the machine, and of the GPU.
+// What is really left of this machine: memory of this process's control group and of the machine, cores.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,8 @@ int64_t available_host_bytes();
 
 /// Peak resident size of this process (VmHWM), 0 if unknown.
 int64_t peak_host_bytes();
+/// Lets peak_host_bytes() count from now on. False where the kernel does not allow it.
+bool reset_peak_host_bytes();
 
 /// Cores this process may run on.
 int64_t available_cores();

@@ -1,0 +1,21 @@
+# NCCL::nccl, from NCCL_ROOT, else the one beside LibTorch (so that one libnccl is loaded), else the CUDA toolkit's or the
+# system's. A Python wheel has libnccl.so.2 without the plain name. Sets NCCL_FOUND and NCCL_VERSION.
+set(_hints ${NCCL_ROOT} $ENV{NCCL_ROOT})
+if(OOMB_TORCH_ROOT)
+  list(APPEND _hints "${OOMB_TORCH_ROOT}/../nvidia/nccl")
+endif()
+find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${_hints} ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${_hints} ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
+mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)
+if(NCCL_INCLUDE_DIR)
+  file(STRINGS "${NCCL_INCLUDE_DIR}/nccl.h" _numbers REGEX "#define NCCL_(MAJOR|MINOR|PATCH) +[0-9]+")
+  string(REGEX REPLACE "[^0-9;]" "" _numbers "${_numbers}")
+  list(JOIN _numbers "." NCCL_VERSION)
+endif()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(NCCL REQUIRED_VARS NCCL_LIBRARY NCCL_INCLUDE_DIR VERSION_VAR NCCL_VERSION)
+if(NCCL_FOUND AND NOT TARGET NCCL::nccl)
+  add_library(NCCL::nccl UNKNOWN IMPORTED)
+  set_target_properties(NCCL::nccl PROPERTIES
+    IMPORTED_LOCATION "${NCCL_LIBRARY}" INTERFACE_INCLUDE_DIRECTORIES "${NCCL_INCLUDE_DIR}")
+endif()

@@ -1,0 +1,65 @@
+#include "worker/bench/chunk_rig.h"
+
+#include "worker/tensor/segments.h"
+
+namespace oomb::bench {
+
+namespace {
+
+attention::ChunkQkv random_qkv(const Workbench& bench, int64_t tokens) {
+  const model::ModelConfig& m = bench.model;
+  const auto options = bench.types.compute_options();
+  return {at::randn({m.num_kv_heads, tokens, m.num_heads / m.num_kv_heads, m.head_dim}, options),
+          at::randn({m.num_kv_heads, tokens, 1, m.head_dim}, options),
+          at::randn({m.num_kv_heads, tokens, 1, m.head_dim}, options)};
+}
+
+pages::PageMemory::Options memory_options(const pages::PageLayout& layout, const at::Device& device) {
+  pages::PageMemory::Options o;
+  const int64_t largest = std::max(layout.kv_slot_bytes, layout.gradient_slot_bytes);
+  o.segment_bytes = std::clamp<int64_t>(layout.num_pages * largest / 16, largest, int64_t{1} << 30);
+  // Every arena may end in a segment that is not full.
+  const int64_t bytes = layout.num_pages * (layout.kv_slot_bytes + layout.gradient_slot_bytes) + 2 * o.segment_bytes;
+  (device.is_cuda() ? o.fast_bytes : o.host_bytes) = bytes;
+  if (device.is_cuda()) {
+    o.fast = tensor_segments(at::TensorOptions().device(device));
+    o.host = tensor_segments(at::TensorOptions().pinned_memory(true));
+  }
+  return o;
+}
+
+}  // namespace
+
+ChunkRig::ChunkRig(const Workbench& bench, bool with_pages)
+    : qkv(random_qkv(bench, bench.chunk_tokens())),
+      shape_{bench.model.num_kv_heads, bench.options.selection.page_tokens, bench.model.head_dim},
+      gradient_dtype_(bench.options.gradient_dtype),
+      past_pages_(bench.past_pages()) {
+  inputs.q = qkv.q;
+  inputs.means = at::randn({past_pages_, shape_.kv_heads, shape_.head_dim}, bench.types.compute_options());
+  chunk_positions = at::arange(past_pages_ * shape_.page_tokens, past_pages_ * shape_.page_tokens + tokens(),
+                               bench.types.index_options());
+  if (with_pages) write_past(bench);
+}
+
+attention::PastPages ChunkRig::past(const attention::Selection& selection) {
+  return {&selection, table_.get(), home_addresses_, /*layer=*/0, shape_, gradient_dtype_};
+}
+
+void ChunkRig::write_past(const Workbench& bench) {
+  pages::PageLayout layout =
+      SequencePipeline::page_layout(bench.model, bench.options, bench.types, past_pages_ * shape_.page_tokens);
+  layout.num_layers = 1;
+  memory_ = std::make_unique<pages::PageMemory>(layout, memory_options(layout, bench.types.device));
+  table_ = std::make_unique<pages::PageTable>(layout, memory_.get());
+  home_addresses_ = at::empty({past_pages_}, bench.types.index_options());
+  const int64_t chunk_pages = bench.options.chunk_tokens / shape_.page_tokens;
+  const attention::Selection none;
+  for (int64_t first = 0; first < past_pages_; first += chunk_pages) {
+    const attention::ChunkQkv chunk = random_qkv(bench, chunk_pages * shape_.page_tokens);
+    attention::write_pages(chunk, past(none), first);
+    inputs.means.narrow(0, first, chunk_pages).copy_(attention::page_means(chunk.k, shape_.page_tokens, {}, {}));
+  }
+}
+
+}  // namespace oomb::bench
