@@ -120,7 +120,7 @@ void Selection::keep_on_host(const at::Tensor& place) {
 }
 
 at::Tensor Selection::pages_on(const at::Device& device) const {
-  return pages.defined() ? pages : host.to(device, /*non_blocking=*/true);
+  return pages.defined() ? pages.to(device) : host.to(device, /*non_blocking=*/true);
 }
 
 Selection select_pages(const SelectionRule& rule, const SelectionInputs& inputs) {

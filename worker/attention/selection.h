@@ -47,7 +47,7 @@ struct Selection {
   void keep_on_host(const at::Tensor& place);
   /// Drops the device's copy: with one per chunk and layer, device memory would grow with the length.
   void drop_device_copy() { pages.reset(); }
-  /// `pages`, or a new copy of `host` on `device`.
+  /// `pages` or, where that was dropped, `host`, on `device`.
   at::Tensor pages_on(const at::Device& device) const;
 };
 

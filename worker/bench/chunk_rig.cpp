@@ -1,6 +1,6 @@
 #include "worker/bench/chunk_rig.h"
 
-#include "worker/tensor/segments.h"
+#include "worker/bench/page_room.h"
 
 namespace oomb::bench {
 
@@ -12,20 +12,6 @@ attention::ChunkQkv random_qkv(const Workbench& bench, int64_t tokens) {
   return {at::randn({m.num_kv_heads, tokens, m.num_heads / m.num_kv_heads, m.head_dim}, options),
           at::randn({m.num_kv_heads, tokens, 1, m.head_dim}, options),
           at::randn({m.num_kv_heads, tokens, 1, m.head_dim}, options)};
-}
-
-pages::PageMemory::Options memory_options(const pages::PageLayout& layout, const at::Device& device) {
-  pages::PageMemory::Options o;
-  const int64_t largest = std::max(layout.kv_slot_bytes, layout.gradient_slot_bytes);
-  o.segment_bytes = std::clamp<int64_t>(layout.num_pages * largest / 16, largest, int64_t{1} << 30);
-  // Every arena may end in a segment that is not full.
-  const int64_t bytes = layout.num_pages * (layout.kv_slot_bytes + layout.gradient_slot_bytes) + 2 * o.segment_bytes;
-  (device.is_cuda() ? o.fast_bytes : o.host_bytes) = bytes;
-  if (device.is_cuda()) {
-    o.fast = tensor_segments(at::TensorOptions().device(device));
-    o.host = tensor_segments(at::TensorOptions().pinned_memory(true));
-  }
-  return o;
 }
 
 }  // namespace
@@ -50,7 +36,7 @@ void ChunkRig::write_past(const Workbench& bench) {
   pages::PageLayout layout =
       SequencePipeline::page_layout(bench.model, bench.options, bench.types, past_pages_ * shape_.page_tokens);
   layout.num_layers = 1;
-  memory_ = std::make_unique<pages::PageMemory>(layout, memory_options(layout, bench.types.device));
+  memory_ = std::make_unique<pages::PageMemory>(layout, page_room(layout, bench.types.device, Placement::fast));
   table_ = std::make_unique<pages::PageTable>(layout, memory_.get());
   source_.begin_sequence({{}, table_.get(), {}, {}}, cluster::Work::training);
   home_addresses_ = at::empty({past_pages_}, bench.types.index_options());

@@ -7,14 +7,15 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "worker/bench/page_room.h"
 #include "worker/data/sequences.h"
-#include "worker/tensor/segments.h"
 
 namespace oomb::bench {
 
 namespace {
 
 constexpr uint64_t kSeed = 1;
+constexpr double kInnerRoundings = 10;  // see rounding_bound
 
 double unit_roundoff(at::ScalarType type) {
   switch (type) {
@@ -69,20 +70,6 @@ void randomise(model::Parameters& parameters) {
   parameters.refresh_weights();
 }
 
-// Half of the page homes in the fast tier, so that both tiers are read.
-pages::PageMemory::Options memory_options(const pages::PageLayout& layout, const at::Device& device) {
-  pages::PageMemory::Options o;
-  const int64_t homes = layout.num_layers * layout.num_pages * layout.kv_slot_bytes;
-  o.fast_bytes = homes / 2;
-  o.host_bytes = 2 * layout.num_layers * layout.num_pages * (layout.kv_slot_bytes + layout.gradient_slot_bytes);
-  o.segment_bytes = 4 * std::max(layout.kv_slot_bytes, layout.gradient_slot_bytes);
-  if (device.is_cuda()) {
-    o.fast = tensor_segments(at::TensorOptions().device(device));
-    o.host = tensor_segments(at::TensorOptions().pinned_memory(true));
-  }
-  return o;
-}
-
 struct Example {
   std::vector<int64_t> ids, labels;
 };
@@ -91,7 +78,7 @@ double run(model::Parameters& parameters, const PipelineOptions& options, const 
            const PipelineObserver& observer) {
   const pages::PageLayout layout = SequencePipeline::page_layout(parameters.config(), options, parameters.types(),
                                                                  static_cast<int64_t>(example.ids.size()));
-  pages::PageMemory memory(layout, memory_options(layout, parameters.types().device));
+  pages::PageMemory memory(layout, page_room(layout, parameters.types().device, Placement::split));
   SequencePipeline pipeline(&parameters, options, &memory);
   pipeline.set_observer(observer);
   parameters.zero_gradients();
@@ -115,8 +102,9 @@ nlohmann::json GradientCheck::json() const {
 double rounding_bound(const TensorTypes& types, at::ScalarType slot_type, int64_t layers, int64_t longest_sum) {
   const double u = std::max(unit_roundoff(types.compute), unit_roundoff(slot_type));
   const double u_acc = unit_roundoff(types.acc());
-  const auto roundings = static_cast<double>(20 * layers + 6), terms = static_cast<double>(longest_sum);
-  return 3.0 * std::sqrt((roundings * u * u + terms * u_acc * u_acc) / 3.0);
+  const auto results = static_cast<double>(20 * layers + 6), terms = static_cast<double>(longest_sum);
+  const double variance = results * (u * u + kInnerRoundings * u_acc * u_acc) + terms * u_acc * u_acc;
+  return 3.0 * std::sqrt(variance / 3.0);
 }
 
 void compare_gradients(const model::Parameters& got, const model::Parameters& expected, GradientCheck& check) {

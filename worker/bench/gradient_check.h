@@ -22,10 +22,11 @@ struct GradientCheck {
   nlohmann::json json() const;
 };
 
-/// The error that rounding may cause: R = 20 L + 6 results per gradient are rounded to the compute type on the way from
-/// the ids to it (per layer ten forward, ten backward), each by an independent relative error of variance u^2 / 3; sums
-/// over `longest_sum` terms add as many roundings of the accumulator type. Three standard deviations. u is the unit
-/// roundoff of the coarser of compute and gradient-slot type.
+/// The error that rounding may cause, three standard deviations. On the way from the ids to a gradient 20 L + 6 results
+/// are rounded to the compute type (per layer ten forward and ten backward), each by an independent relative error of
+/// variance u^2 / 3 with u the unit roundoff of the coarser of compute and gradient-slot type. Inside, each takes about
+/// ten operations in the accumulator type (exponentials, roots, products), and sums over `longest_sum` terms one
+/// rounding a term: these count where the accumulator is no finer than the compute type.
 double rounding_bound(const TensorTypes& types, at::ScalarType slot_type, int64_t layers, int64_t longest_sum);
 
 /// Fills worst_error and tensor.

@@ -163,6 +163,9 @@ int fail(comm::ControlClient& client, const char* kind, const std::string& text,
 // LibTorch's messages carry a stack trace after the first line.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+// What the allocator wanted and what there is; its advice is about settings that are not ours.
+std::string without_advice(const std::string& text) { return text.substr(0, text.find(" Of the allocated memory")); }
+
 }  // namespace
 
 int serve_coordinator(int rank, int size, const cluster::Connect& connect) {
@@ -190,7 +193,8 @@ int serve_coordinator(int rank, int size, const cluster::Connect& connect) {
     return fail(*client, "resource", "out of host memory; lower pages.host_bytes or sequence.chunk", 3);
   } catch (const c10::OutOfMemoryError& error) {
     return fail(*client, "resource",
-                "out of device memory in \"" + server.phase() + "\": " + first_line(error.what_without_backtrace()) +
+                "out of device memory in \"" + server.phase() +
+                    "\": " + without_advice(error.what_without_backtrace()) +
                     "; lower pages.hbm_bytes, pipeline.activation_bytes or sequence.chunk",
                 3);
   } catch (const std::exception& error) {
