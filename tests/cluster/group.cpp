@@ -70,7 +70,7 @@ class Worker {
     exchange.types = kDouble;
     exchange.slots = cluster::plan_transfer_slots(grid, options.selection, num_workers, layout_, group.cache_bytes);
     exchange.wait_seconds = group.wait_seconds;
-    const int64_t bytes = std::max<int64_t>(cluster::ExchangedPages::transfer_bytes(exchange), 256);
+    const int64_t bytes = std::max<int64_t>(cluster::transfer_bytes(exchange.slots, layout_), 256);
     transfer_.reset(static_cast<char*>(std::aligned_alloc(256, static_cast<size_t>(bytes))));
     pages_.emplace(transport, &homes_, transfer_.get(), comm::MemoryKind::kHost, exchange);
     pages_->begin_step(group.step);

@@ -29,6 +29,15 @@ ExchangeCounts& ExchangeCounts::operator+=(const ExchangeCounts& other) {
   return *this;
 }
 
+double ring_bytes(int64_t num_tokens, int64_t num_layers, int num_workers, int64_t token_bytes,
+                  int64_t token_gradient_bytes) {
+  if (num_workers == 1) return 0;
+  const double share = static_cast<double>(num_tokens) / num_workers;
+  const double around = num_workers - 1;
+  return static_cast<double>(num_layers) * share *
+         (3 * around * static_cast<double>(token_bytes) + num_workers * static_cast<double>(token_gradient_bytes));
+}
+
 ExchangeCounts ExchangeLedger::total() const {
   ExchangeCounts sum;
   for (const ExchangeCounts& counts : counts_) sum += counts;

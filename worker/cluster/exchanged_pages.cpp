@@ -56,9 +56,9 @@ TransferSlots plan_transfer_slots(const ChunkGrid& grid, const attention::Select
   return slots;
 }
 
-int64_t ExchangedPages::transfer_bytes(const Options& o) {
-  return (o.slots.staging + o.slots.landing) * aligned(o.layout.gradient_slot_bytes) +
-         o.slots.cache * aligned(o.layout.kv_slot_bytes);
+int64_t transfer_bytes(const TransferSlots& slots, const pages::PageLayout& layout) {
+  return (slots.staging + slots.landing) * aligned(layout.gradient_slot_bytes) +
+         slots.cache * aligned(layout.kv_slot_bytes);
 }
 
 ExchangedPages::ExchangedPages(comm::Transport* transport, const SegmentRegistry* homes, void* transfer,

@@ -40,6 +40,9 @@ int64_t most_remote_pages(const ChunkGrid& grid, const attention::SelectionRule&
 TransferSlots plan_transfer_slots(const ChunkGrid& grid, const attention::SelectionRule& rule, int num_workers,
                                   const pages::PageLayout& layout, int64_t cache_bytes);
 
+/// Bytes of the memory that holds them.
+int64_t transfer_bytes(const TransferSlots& slots, const pages::PageLayout& layout);
+
 class ExchangedPages final : public PageSource {
  public:
   struct Options {
@@ -50,10 +53,8 @@ class ExchangedPages final : public PageSource {
     TransferSlots slots;
     double wait_seconds = 600;  ///< deadline of each wait
   };
-  /// Bytes of the transfer memory, which holds staging, landing area and cache.
-  static int64_t transfer_bytes(const Options& options);
 
-  /// `transfer` has transfer_bytes() of `kind`, is aligned to 256 bytes, can be addressed by the device, and outlives
+  /// `transfer` has transfer_bytes(slots, layout) of `kind`, is aligned to 256 bytes, can be addressed by the device, and outlives
   /// the transport. `homes` has the segments of the page memory. Both must outlive this. Collective: registers memory.
   ExchangedPages(comm::Transport* transport, const SegmentRegistry* homes, void* transfer, comm::MemoryKind kind,
                  const Options& options);
