@@ -50,11 +50,11 @@ class Server {
   void run() {
     const json& welcome = client_.welcome();
     const RunConfig config = run_config_from_json(welcome.at("config").dump());
-    if (config.topology.workers > 1) {
-      throw InputError("topology.workers: " + std::to_string(config.topology.workers) +
-                       " workers are not supported by this oomb-worker yet; allowed: 1");
-    }
     const bool train = welcome.at("mode") == "train";
+    if (welcome.at("mode") == "bench" && config.topology.workers > 1) {
+      throw InputError("topology.workers: a bench measures one worker, not " +
+                       std::to_string(config.topology.workers) + "; allowed: 1");
+    }
     TrainerEvents events;
     events.log = [this](const std::string& level, const std::string& text) {
       client_.send({{"type", message::kLog}, {"level", level}, {"text", text}});

@@ -117,7 +117,7 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
     refuse_without_room(free_bytes, working_bytes(model, pipeline, types),
                         bytes_of(level.value_or(KeptActivations::input)));
   if (gpu && share.workers > 1 && !share.reads_device) {
-    budget.lines.push_back("pages: in host memory, since the network between workers does not read device memory");
+    budget.lines.emplace_back("pages: in host memory, since the network between workers does not read device memory");
   } else if (!config.pages.hbm_bytes.automatic) {
     memory.fast_bytes = config.pages.hbm_bytes.bytes;
   } else if (gpu) {
