@@ -45,8 +45,9 @@ int main(int argc, char** argv) {
   int status = 1;
   try {
     check_world(size);
-    status = oomb::serve_coordinator(
-        rank, size, [](const oomb::RunConfig& config) { return oomb::cluster::connect_over_mpi(MPI_COMM_WORLD, config); });
+    status = oomb::serve_coordinator(rank, size, [](const oomb::RunConfig& config) {
+      return oomb::cluster::connect_over_mpi(MPI_COMM_WORLD, config);
+    });
   } catch (const oomb::InputError& error) {
     std::cerr << "oomb-worker: " << error.what() << "\n";
     status = 2;

@@ -24,10 +24,10 @@ struct ExchangeCounts {
 };
 
 /// Bytes that one worker would receive in a step for one sequence in one-shot ring attention, N/W tokens a worker,
-/// zig-zag order, per-layer checkpointing, all layers: keys and values go around (W - 1 hops) in the forward, when it is
-/// computed again, and in the backward, where their gradients make W hops. Liu et al., "Ring Attention with Blockwise
-/// Transformers" (arXiv 2310.01889), section 3; coordinator/plan/traffic.h plans with the same. `token_bytes`: keys and
-/// values of a token at one layer.
+/// zig-zag order, per-layer checkpointing, all layers: keys and values go around (W - 1 hops) in the forward, when it
+/// is computed again, and in the backward, where their gradients make W hops. Liu et al., "Ring Attention with
+/// Blockwise Transformers" (arXiv 2310.01889), section 3; coordinator/plan/traffic.h plans with the same.
+/// `token_bytes`: keys and values of a token at one layer.
 double ring_bytes(int64_t num_tokens, int64_t num_layers, int num_workers, int64_t token_bytes,
                   int64_t token_gradient_bytes);
 

@@ -54,8 +54,9 @@ class ExchangedPages final : public PageSource {
     double wait_seconds = 600;  ///< deadline of each wait
   };
 
-  /// `transfer` has transfer_bytes(slots, layout) of `kind`, is aligned to 256 bytes, can be addressed by the device, and outlives
-  /// the transport. `homes` has the segments of the page memory. Both must outlive this. Collective: registers memory.
+  /// `transfer` has transfer_bytes(slots, layout) of `kind`, is aligned to 256 bytes, can be addressed by the device,
+  /// and outlives the transport. `homes` has the segments of the page memory. Both must outlive this. Collective:
+  /// registers memory.
   ExchangedPages(comm::Transport* transport, const SegmentRegistry* homes, void* transfer, comm::MemoryKind kind,
                  const Options& options);
 

@@ -16,8 +16,8 @@ namespace {
 
 void refuse_unsupported(const RunConfig& config, int size) {
   if (config.topology.workers != size) {
-    throw InputError("topology.workers is " + std::to_string(config.topology.workers) + " and " +
-                     std::to_string(size) + " were started; allowed: as many as the launcher starts");
+    throw InputError("topology.workers is " + std::to_string(config.topology.workers) + " and " + std::to_string(size) +
+                     " were started; allowed: as many as the launcher starts");
   }
   if (size > 1 && config.exchange != Exchange::kAuto && config.exchange != Exchange::kPages) {
     throw InputError("exchange: " + std::string(to_string(config.exchange)) +

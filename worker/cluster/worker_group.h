@@ -14,16 +14,16 @@ namespace oomb::cluster {
 /// A group of one has no connections: all pointers are null. Made collectively, destroyed collectively.
 struct WorkerGroup {
   int rank = 0, size = 1;
-  int ranks_here = 1;  ///< workers that share this machine and the cores of this one
-  int rank_here = 0;   ///< number of this one among them
+  int ranks_here = 1;                                     ///< workers that share this machine and the cores of this one
+  int rank_here = 0;                                      ///< number of this one among them
   std::unique_ptr<comm::Transport> transport;             ///< pages and gradients of pages
   std::unique_ptr<comm::Collectives> collectives;         ///< on host memory
   std::unique_ptr<comm::Collectives> device_collectives;  ///< on the GPU; null: through host memory
 
   /// Fails every wait of this worker's: it gives up. The others see silence or a closed connection.
   void abort(const std::string& reason);
-  /// Ends collectively an operation that each rank tried for itself: `error` is "" where it went well. Throws InputError
-  /// on every rank with the text of the lowest rank where it did not.
+  /// Ends collectively an operation that each rank tried for itself: `error` is "" where it went well. Throws
+  /// InputError on every rank with the text of the lowest rank where it did not.
   void agree(const std::string& error, double wait_seconds);
 };
 

@@ -1,8 +1,8 @@
 // How the optimizer's work is divided over the workers of a run: of every parameter, rank r updates one contiguous
 // shard. Gradients are reduce-scattered into it, updated weights are gathered from it.
 //
-// Shards begin at multiples of the moment block, whose elements share a scale (kernels/moment_code.h); so the bits of an
-// update do not depend on the number of workers, given the same gradients.
+// Shards begin at multiples of the moment block, whose elements share a scale (kernels/moment_code.h); so the bits of
+// an update do not depend on the number of workers, given the same gradients.
 //
 // Cost per parameter of n elements, each way and rank: n (W-1)/W gradients in acc, n (W-1)/W weights. Scratch memory:
 // at most kScratchBytes for a piece of all ranks' shards, and another of one rank's.

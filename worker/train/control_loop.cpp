@@ -52,8 +52,8 @@ class Server {
     const RunConfig config = run_config_from_json(welcome.at("config").dump());
     const bool train = welcome.at("mode") == "train";
     if (welcome.at("mode") == "bench" && config.topology.workers > 1) {
-      throw InputError("topology.workers: a bench measures one worker, not " +
-                       std::to_string(config.topology.workers) + "; allowed: 1");
+      throw InputError("topology.workers: a bench measures one worker, not " + std::to_string(config.topology.workers) +
+                       "; allowed: 1");
     }
     TrainerEvents events;
     events.log = [this](const std::string& level, const std::string& text) {

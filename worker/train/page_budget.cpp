@@ -175,8 +175,8 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
       gpu ? free_bytes - working - std::min(memory.fast_bytes, all_pages) : (host_left - working - all_pages) / 2;
   const ByteSize& asked = config.pipeline.activation_bytes;
   const int64_t bytes = std::max<int64_t>(asked.automatic ? left : std::min(asked.bytes, left), 0);
-  budget.activations = plan_activations(config.pipeline, level ? *level : fitting_level(bytes, bytes_of), bytes,
-                                        own_chunks, bytes_of);
+  budget.activations =
+      plan_activations(config.pipeline, level ? *level : fitting_level(bytes, bytes_of), bytes, own_chunks, bytes_of);
   if (gpu && budget.activations.recomputed < KeptActivations::input) {
     const ByteSize& host = config.pipeline.activation_host_bytes;
     const int64_t spare = memory.host_bytes - std::max<int64_t>(all_pages - memory.fast_bytes, 0);

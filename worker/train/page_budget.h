@@ -21,10 +21,10 @@ struct WorkerShare {
 struct PageBudget {
   pages::PageMemory::Options memory;
   cluster::TransferSlots transfer;  ///< with several workers
-  int64_t home_bytes = 0;          ///< all K/V homes of this worker's chunks of a sequence: needed in any case
-  int64_t gradient_bytes = 0;      ///< bound on its gradient slots; reached by dense attention
-  ActivationPlan activations;      ///< what fits beside all that
-  std::vector<std::string> lines;  ///< what was decided, to be shown
+  int64_t home_bytes = 0;           ///< all K/V homes of this worker's chunks of a sequence: needed in any case
+  int64_t gradient_bytes = 0;       ///< bound on its gradient slots; reached by dense attention
+  ActivationPlan activations;       ///< what fits beside all that
+  std::vector<std::string> lines;   ///< what was decided, to be shown
 };
 
 /// Budgets from the config, `auto` from what is left on this machine now. Throws InputError with the bytes needed and

@@ -27,7 +27,8 @@ TensorTypes types_of(const RunConfig& config, int rank_here) {
   types.compute = scalar_type(config.train.compute_dtype);
   const bool cuda =
       config.train.device == DeviceKind::kCuda || (config.train.device == DeviceKind::kAuto && gpu_count() > 0);
-  if (cuda) types.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank_here % std::max<int64_t>(gpu_count(), 1)));
+  if (cuda)
+    types.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank_here % std::max<int64_t>(gpu_count(), 1)));
   return types;
 }
 

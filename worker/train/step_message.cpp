@@ -9,10 +9,10 @@ namespace oomb {
 
 namespace {
 
-using nlohmann::json;
 using cluster::ExchangeCounts;
 using cluster::ExchangeLedger;
 using cluster::ExchangePass;
+using nlohmann::json;
 
 constexpr std::pair<const char*, int64_t ExchangeCounts::*> kKinds[] = {
     {"pages_fetched", &ExchangeCounts::pages_fetched},

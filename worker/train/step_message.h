@@ -8,7 +8,8 @@
 namespace oomb {
 
 /// step_done of comm/control_messages.h. With several workers also
-///   exchange                  this worker's counts: {"pass1": {kind: [one per layer]}, "pass2": ..., "evaluation": ...},
+///   exchange                  this worker's counts: {"pass1": {kind: [one per layer]}, "pass2": ..., "evaluation":
+///   ...},
 ///                             kinds and passes without a count left out
 ///   exchange_*_bytes          their sums: pages, contributions, means received
 ///   *_wait_seconds            time spent waiting for means, pages, contributions of others

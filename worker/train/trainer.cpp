@@ -71,9 +71,8 @@ Trainer::Trainer(const RunConfig& config, Mode mode, TrainerEvents events, std::
       group_(group ? std::move(group) : std::make_unique<cluster::WorkerGroup>()) {
   types_ = types_of(config, group_->rank_here);
   initialise_device(types_.device);
-  const int64_t threads = config.train.threads > 0
-                              ? config.train.threads
-                              : std::max<int64_t>(available_cores() / group_->ranks_here, 1);
+  const int64_t threads =
+      config.train.threads > 0 ? config.train.threads : std::max<int64_t>(available_cores() / group_->ranks_here, 1);
   at::set_num_threads(static_cast<int>(threads));
   if (config.train.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   store_ = std::make_unique<checkpoint::CheckpointStore>(
@@ -220,8 +219,7 @@ void Trainer::join_group(const PipelineOptions& options, const cluster::Transfer
   home_segments_ =
       std::make_unique<cluster::SegmentRegistry>(group_->transport.get(), config_.timeouts.connect_seconds);
   const bool cuda = types_.device.is_cuda();
-  memory.fast_homes =
-      home_segments_->registered(memory.fast, cuda ? comm::MemoryKind::kCuda : comm::MemoryKind::kHost);
+  memory.fast_homes = home_segments_->registered(memory.fast, cuda ? comm::MemoryKind::kCuda : comm::MemoryKind::kHost);
   memory.host_homes = home_segments_->registered(memory.host, comm::MemoryKind::kHost);
   memory_ = std::make_unique<pages::PageMemory>(exchange.layout, memory);
   pages_ = std::make_unique<cluster::ExchangedPages>(group_->transport.get(), home_segments_.get(),
@@ -436,10 +434,10 @@ void Trainer::add_exchange(StepReport& report) const {
   const int64_t token_elements = 2 * model.num_kv_heads * model.head_dim;
   report.ring_bytes =
       static_cast<double>(config_.train.sequences_per_step) *
-      cluster::ring_bytes(config_.sequence.length, model.num_layers, group_->size,
-                          token_elements * static_cast<int64_t>(c10::elementSize(types_.compute)),
-                          token_elements * static_cast<int64_t>(c10::elementSize(
-                                               pipeline_options(config_, types_).gradient_dtype)));
+      cluster::ring_bytes(
+          config_.sequence.length, model.num_layers, group_->size,
+          token_elements * static_cast<int64_t>(c10::elementSize(types_.compute)),
+          token_elements * static_cast<int64_t>(c10::elementSize(pipeline_options(config_, types_).gradient_dtype)));
 }
 
 void Trainer::part_ends() const {

@@ -32,7 +32,7 @@ struct StepReport {
   double gradient_norm = 0, learning_rate = 0;
   int64_t hbm_peak_bytes = 0, host_peak_bytes = 0;
   int64_t page_fast_bytes = 0, page_host_bytes = 0;  ///< peak of the page arenas by tier
-  double compute_seconds = 0;  ///< without waiting for other workers' pages and gradients
+  double compute_seconds = 0;                        ///< without waiting for other workers' pages and gradients
   /// With several workers: what this one moved, and what it would receive in ring attention (exchange_counts.h).
   std::optional<cluster::ExchangeLedger> exchange;
   double ring_bytes = 0;
