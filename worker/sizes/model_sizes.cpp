@@ -74,7 +74,8 @@ StateBytes state_bytes(const model::ModelConfig& model, const RunConfig& config,
 }
 
 std::int64_t activation_bytes(const model::ModelConfig& model, const RunConfig& config, Activations level) {
-  return config.sequence.chunk * model.num_layers * elements_per_token(model, level) * element_bytes(config).compute;
+  const std::int64_t per_token = model.num_layers * elements_per_token(model, level) + model.hidden_size;
+  return config.sequence.chunk * per_token * element_bytes(config).compute;
 }
 
 WorkingBytes working_bytes(const model::ModelConfig& model, const RunConfig& config, bool gpu) {
