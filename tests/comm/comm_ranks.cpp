@@ -33,7 +33,7 @@
 namespace oomb::comm {
 namespace {
 
-constexpr double kLostSeconds = 2.0;
+constexpr double kLostSeconds = 5.0;  // a progress thread of a busy machine may be kept waiting for long
 constexpr double kPatience = 60;  // no step of these tests takes that long on a busy machine
 
 struct Group {
@@ -240,7 +240,7 @@ void wait_in(const std::string& where, Group& group, PageExchange& exchange, std
   } catch (const PeerLost& lost) {
     const double seconds = std::chrono::duration<double>(Clock::now() - begun).count();
     std::printf("rank %d: after %.2f s: %s\n", group.rank(), seconds, lost.what());
-    status = lost.rank() == victim && seconds < 10 * kLostSeconds ? 0 : 1;
+    status = lost.rank() == victim && seconds < 4 * kLostSeconds ? 0 : 1;
   } catch (const std::exception& error) {
     std::printf("rank %d: not a lost peer: %s\n", group.rank(), error.what());
   }

@@ -289,8 +289,7 @@ TEST(Program, BadInputIsOneLine) {
 
 TEST(Program, WhatCannotRunYetIsRefusedByName) {
   const std::string run = std::string(kConfigs) + "copy.yaml";
-  for (const auto& [setting, field] : {std::pair{"topology.workers=2", "topology.workers"},
-                                       {"pages.dtype=fp8", "pages.dtype"},
+  for (const auto& [setting, field] : {std::pair{"pages.dtype=fp8", "pages.dtype"},
                                        {"pipeline.sequences_in_flight=2", "pipeline.sequences_in_flight"}}) {
     for (const char* command : {"train ", "eval "}) {
       const Output out = oomb(command + run + " --set " + setting);
