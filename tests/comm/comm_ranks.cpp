@@ -34,7 +34,7 @@ namespace oomb::comm {
 namespace {
 
 constexpr double kLostSeconds = 5.0;  // a progress thread of a busy machine may be kept waiting for long
-constexpr double kPatience = 60;  // no step of these tests takes that long on a busy machine
+constexpr double kPatience = 60;      // no step of these tests takes that long on a busy machine
 
 struct Group {
   explicit Group(double lost_seconds) {
