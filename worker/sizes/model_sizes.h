@@ -29,7 +29,7 @@ struct StateBytes {
 StateBytes state_bytes(const model::ModelConfig& model, const RunConfig& config, std::int64_t shards);
 
 /// Bytes that one chunk keeps for its backward. Elements per token and layer: all 4 H + 2 (Hq + Hkv) D + 2 I, no_norms
-/// 2 H less, attention H + Hq D, input H; and once the final stream, H. `level` is not auto.
+/// 2 H less, attention H + Hq D, input H; and H per token for the final stream. `level` is not auto.
 std::int64_t activation_bytes(const model::ModelConfig& model, const RunConfig& config, Activations level);
 
 /// Pinned host bytes of a chunk whose layer inputs and attention outputs wait there: H + Hq D elements and Hq row
