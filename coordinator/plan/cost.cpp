@@ -29,6 +29,7 @@ LayerCost CostModel::layer(std::int64_t tokens, std::int64_t past_pages) const {
   LayerCost cost;
   cost.project = linear(qkv_parameters) + element_wise(4 * h + 4 * (q + kv));
   cost.finish = linear(finish_parameters) + element_wise(4 * h + 3 * i);
+  cost.down = linear(h * i);
   cost.own = own_flops / rates_.attention_forward;
   cost.past = past_flops / rates_.attention_forward;
   if (!dense && past_pages > a.budget_pages) cost.select = 2 * 3 * 2 * n * kv * real(past_pages) / rates_.select;
@@ -37,8 +38,9 @@ LayerCost CostModel::layer(std::int64_t tokens, std::int64_t past_pages) const {
   cost.own_backward = 2.5 * own_flops / rates_.attention_backward;
   cost.past_backward = 2.5 * past_flops / rates_.attention_backward;
   cost.project_backward = 2 * linear(qkv_parameters) + element_wise(6 * h + 4 * (q + kv));
-  for (double* part : {&cost.project, &cost.own, &cost.select, &cost.past, &cost.finish, &cost.finish_inputs,
-                       &cost.finish_weights, &cost.own_backward, &cost.past_backward, &cost.project_backward}) {
+  for (double* part :
+       {&cost.project, &cost.own, &cost.select, &cost.past, &cost.finish, &cost.down, &cost.finish_inputs,
+        &cost.finish_weights, &cost.own_backward, &cost.past_backward, &cost.project_backward}) {
     *part *= slowdown_;
   }
   return cost;

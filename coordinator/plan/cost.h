@@ -16,6 +16,7 @@ struct LayerCost {
   double select = 0;          // page scores and votes; pass 1 only
   double past = 0;            // attention to past pages
   double finish = 0;          // output projection, norm, MLP
+  double down = 0;            // of that the down projection, which no backward needs again
   double finish_inputs = 0;   // backward: gradients of the MLP's and the output projection's inputs
   double finish_weights = 0;  // backward: their weight gradients, which may wait
   double own_backward = 0, past_backward = 0;

@@ -136,21 +136,41 @@ class Planner {
     const std::int64_t left = hardware_.gpu ? room - std::min(fast_pages, most) : free_bytes(Tier::kHost) / 2;
     const ByteSize& asked = config_.pipeline.activation_bytes;
     add_activations(std::max<std::int64_t>(asked.automatic ? left : std::min(asked.bytes, left), 0));
+    if (hardware_.gpu && out_.level != Activations::kInput) {
+      const std::int64_t spare = pages_room() - std::max<std::int64_t>(most - fast_pages, 0);
+      add_host_activations(std::min(spare, free_bytes(Tier::kHost)));
+    }
+  }
+
+  std::int64_t own_chunks() const { return ceil_div(grid_.num_chunks(), layout_.group_workers); }
+
+  // Host memory that pages may take.
+  std::int64_t pages_room() const {
+    const ByteSize& asked = config_.pages.host_bytes;
+    return asked.automatic ? out_.host_capacity / 10 * kHostPagesTenths : asked.bytes;
+  }
+
+  void add_host_activations(std::int64_t spare) {
+    const ByteSize& asked = config_.pipeline.activation_host_bytes;
+    const std::int64_t bytes = asked.automatic ? spare : std::min(asked.bytes, spare);
+    const std::int64_t one = sizes::host_activation_bytes(model_, config_);
+    out_.host_chunks = std::clamp<std::int64_t>(bytes / one, 0, own_chunks() - out_.kept_chunks);
+    add(Tier::kHost, Purpose::kActivations, "activations", out_.host_chunks * one,
+        std::to_string(out_.host_chunks) + " more chunks' attention outputs");
   }
 
   // Attention outputs first, for as many chunks as possible: they save most work per byte. Then whole chunks.
   void add_activations(std::int64_t bytes) {
     out_.level = fitting_level(bytes);
-    const std::int64_t own_chunks = ceil_div(grid_.num_chunks(), layout_.group_workers);
     const std::int64_t whole = activation(out_.level), part = activation(std::max(out_.level, Activations::kAttention));
     const std::int64_t asked = config_.pipeline.kept_chunks;
-    out_.kept_chunks = std::clamp<std::int64_t>(asked > 0 ? asked : bytes / part, 1, own_chunks);
+    out_.kept_chunks = std::clamp<std::int64_t>(asked > 0 ? asked : bytes / part, 1, own_chunks());
     const std::int64_t rest = std::max<std::int64_t>(bytes - out_.kept_chunks * part, 0);
     out_.whole_chunks = whole > part ? std::min(rest / (whole - part), out_.kept_chunks) : out_.kept_chunks;
     // A chunk that is computed again keeps its level only when those kept from pass 1 are done with.
     const std::int64_t kept = out_.kept_chunks * part + out_.whole_chunks * std::max<std::int64_t>(whole - part, 0);
     add(fast_, Purpose::kActivations, "activations", std::max(kept, whole),
-        std::to_string(out_.kept_chunks) + " of " + std::to_string(own_chunks) + " chunks kept, " +
+        std::to_string(out_.kept_chunks) + " of " + std::to_string(own_chunks()) + " chunks kept, " +
             std::to_string(out_.whole_chunks) + " with " + std::string(to_string(out_.level)));
   }
 
@@ -172,12 +192,10 @@ class Planner {
 
   void judge() {
     if (hardware_.gpu) require(out_.total(Tier::kHbm), out_.hbm_capacity, "HBM of a GPU");
-    const ByteSize& asked = config_.pages.host_bytes;
-    const std::int64_t pages_room = asked.automatic ? out_.host_capacity / 10 * kHostPagesTenths : asked.bytes;
-    require(host_pages_, pages_room, "host memory for a worker's pages");
+    require(host_pages_, pages_room(), "host memory for a worker's pages");
     require(out_.total(Tier::kHost), out_.host_capacity, "host memory of a worker");
     if (hardware_.disk_bytes >= 0) require(out_.total(Tier::kDisk), hardware_.disk_bytes, "disk for checkpoints");
-    out_.fits_at_most = out_.fits() && host_pages_most_ <= pages_room &&
+    out_.fits_at_most = out_.fits() && host_pages_most_ <= pages_room() &&
                         out_.total(Tier::kHost) - host_pages_ + host_pages_most_ <= out_.host_capacity;
   }
 

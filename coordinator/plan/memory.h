@@ -31,6 +31,7 @@ struct MemoryPlan {
   std::int64_t hbm_capacity = 0, host_capacity = 0;  // of one worker; host: its part of the node's memory
   Activations level = Activations::kInput;           // what a chunk that is computed again keeps
   std::int64_t kept_chunks = 1;                      // newest chunks of a worker that keep at least attention outputs
+  std::int64_t host_chunks = 0;                      // before these, chunks whose attention outputs wait in host memory
   std::int64_t whole_chunks = 0;                     // of these, those that keep all of `level`
   double homes_in_hbm = 0, gradients_in_hbm = 0;     // parts of the homes and gradient slots, 0 to 1
   std::vector<std::string> problems;                 // what does not fit, and by how much; empty: it fits
@@ -43,8 +44,9 @@ struct MemoryPlan {
 };
 
 /// Sums of worker/sizes over the tiers. HBM beyond state, work and pages goes to activations that are then not computed
-/// twice, as the worker does it. Pages take what pages.hbm_bytes allows, homes first; the rest is the host's. Gradient
-/// slots count as expected (worker/sizes/page_demand.h), all of them with dense attention.
+/// twice, and so does host memory that even all gradient slots would leave, as the worker does it. Pages take what
+/// pages.hbm_bytes allows, homes first; the rest is the host's. Gradient slots count as expected
+/// (worker/sizes/page_demand.h), all of them with dense attention.
 MemoryPlan plan_memory(const RunConfig& config, const model::ModelConfig& model, const Hardware& hardware,
                        const Layout& layout);
 

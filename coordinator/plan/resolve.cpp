@@ -29,7 +29,7 @@ constexpr KnownGpu kKnownGpus[] = {
 };
 
 // Measured on one H200 (989 TFLOP/s, 4.8 TB/s), Qwen2.5-7B shapes in bf16, as parts of those ceilings.
-constexpr double kGemmPart = 718.0 / 989, kForwardPart = 634.0 / 989, kBackwardPart = 548.0 / 989;
+constexpr double kGemmPart = 669.0 / 989, kForwardPart = 634.0 / 989, kBackwardPart = 548.0 / 989;
 constexpr double kSelectPart = 263.0 / 989, kCopyPart = 4.24 / 4.8;
 // One core of a CPU worker: the order of magnitude of an AVX2 core in fp32.
 constexpr double kCoreFlops = 25e9, kCoreBytes = 5e9;

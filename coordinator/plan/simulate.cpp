@@ -106,6 +106,7 @@ class Simulation {
     const double own_union = own_part_ * united;
     host_fetch_ = over_bus(own_union * (1 - in_.memory.homes_in_hbm), page_.home);
     host_gradients_ = over_bus(united * (1 - in_.memory.gradients_in_hbm), page_.gradient);
+    host_activations_ = over_bus(1, sizes::host_activation_bytes(in_.model, in_.config) / in_.model.num_layers);
     host_write_ = over_bus(real(grid_.pages_of(task.chunk)) * (1 - in_.memory.homes_in_hbm), page_.home);
   }
 
@@ -136,6 +137,7 @@ class Simulation {
       w.compute(own_part_ * cost_.past);
       w.wait(fetched, w.spent.wait_pages);
       w.compute((1 - own_part_) * cost_.past);
+      if (task.host) w.host_out.send(w.now, host_activations_);
       w.compute(cost_.finish);
     }
   }
@@ -152,10 +154,12 @@ class Simulation {
         w.wait(copied, w.spent.wait_host);
         w.wait(fetched, w.spent.wait_pages);
         w.compute(cost_.past);
+        w.compute(cost_.finish);
       } else {
-        w.compute(cost_.project);
+        if (task.host) w.wait(w.host_in.send(w.layer_begun, host_activations_), w.spent.wait_host);
+        w.layer_begun = w.now;
+        w.compute(cost_.project + cost_.finish - cost_.down);
       }
-      w.compute(cost_.finish);
     }
     w.compute(in_.cost.head(grid_.tokens_of(task.chunk)));
   }
@@ -164,9 +168,9 @@ class Simulation {
   double restored() const {
     switch (in_.memory.level) {
       case Activations::kAttention:
-        return cost_.project + cost_.finish;
+        return cost_.project + cost_.finish - cost_.down;
       case Activations::kInput:
-        return cost_.forward();
+        return cost_.forward() - cost_.down;
       case Activations::kAuto:
       case Activations::kAll:
       case Activations::kNoNorms:
@@ -224,7 +228,7 @@ class Simulation {
   Worker* worker_ = nullptr;
   LayerCost cost_;
   double means_ = 0, fetch_ = 0, fetch_again_ = 0, contributions_ = 0;
-  double own_part_ = 1, host_fetch_ = 0, host_gradients_ = 0, host_write_ = 0;
+  double own_part_ = 1, host_fetch_ = 0, host_gradients_ = 0, host_write_ = 0, host_activations_ = 0;
 };
 
 }  // namespace
@@ -235,10 +239,11 @@ std::vector<Task> order_of_work(std::int64_t chunks, std::int64_t workers, std::
   order.reserve(static_cast<std::size_t>(2 * chunks / every + 4 * workers));
   // `newer`: chunks of the same worker after this round's.
   for (std::int64_t newer = (chunks - 1) / workers / every * every; newer >= 0; newer -= every) {
-    const bool kept = newer < memory.kept_chunks, whole = newer < memory.whole_chunks;
+    const bool in_hbm = newer < memory.kept_chunks, kept = newer < memory.kept_chunks + memory.host_chunks;
+    const bool whole = newer < memory.whole_chunks;
     const std::int64_t end = chunks - newer * workers;
     for (std::int64_t s = std::max<std::int64_t>(end - workers, 0); s < end; ++s) {
-      order.push_back({Work::kFill, s, owner_of(s, offset, workers), kept, whole});
+      order.push_back({Work::kFill, s, owner_of(s, offset, workers), kept, kept && !in_hbm, whole});
     }
   }
   for (std::size_t i = order.size(); i > 0; --i) {

@@ -28,6 +28,7 @@ struct Task {
   std::int64_t chunk = 0;
   std::int64_t worker = 0;
   bool kept = false;   // pass 1 keeps at least attention outputs, pass 2 does not attend again
+  bool host = false;   // these wait in host memory
   bool whole = false;  // and keeps all of the level, so pass 2 does not compute it again
 };
 /// With `every` k > 1 only each k-th round of W chunks, counted from the last one.

@@ -85,7 +85,8 @@ StepTraffic TrafficModel::step(const MemoryPlan& memory) const {
   if (exchange_ == Exchange::kRing) return ring();
   StepTraffic traffic;
   const double layers = real(model_.num_layers);
-  const std::int64_t chunks = grid_.num_chunks(), first_kept = chunks - memory.kept_chunks * layout_.group_workers;
+  const std::int64_t chunks = grid_.num_chunks(),
+                     first_kept = chunks - (memory.kept_chunks + memory.host_chunks) * layout_.group_workers;
   for (std::int64_t s = 0; s < chunks; ++s) {
     const ChunkTraffic c = chunk(s);
     // Pass 1 of the last layer attends only where activations are kept.

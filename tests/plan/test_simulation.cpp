@@ -46,8 +46,8 @@ struct Case7B {
 TEST(Cost, OneLayerOnAnH200AsMeasured) {
   const Case7B s({"sequence.length=1048576"});
   const LayerCost cost = CostModel(s.config, s.model, s.hardware.rates).layer(4096, 4096);
-  // Linear layers forward, dgrad, wgrad: 2.52, 2.73, 2.87 ms; the rate is that of a step's mix. Element-wise apart.
-  EXPECT_NEAR(cost.project + cost.finish, 2.6e-3 + 0.2e-3, 0.25e-3);
+  // Linear layers 2.52 ms alone, 2.85 ms at the rate that a whole step sustains; 0.2 ms of element-wise kernels.
+  EXPECT_NEAR(cost.project + cost.finish, 2.85e-3 + 0.2e-3, 0.05e-3);
   EXPECT_NEAR(cost.past, 0.76e-3, 0.01e-3);
   EXPECT_NEAR(cost.past_backward, 2.19e-3, 0.03e-3);
   // Two forwards and a backward with 64 pages: floor 15.6 ms; 18.4 ms seen on the way there.
@@ -58,13 +58,11 @@ TEST(Cost, OneLayerOnAnH200AsMeasured) {
   EXPECT_NEAR(CostModel(s.config, s.model, s.hardware.rates).layer(4096, 8192).select, 0.79e-3, 0.03e-3);
 }
 
-TEST(Cost, StepOf64KNearTheMeasuredOne) {
-  // 12 layers, one chunk kept: 16,816 tokens/s; a plan without calibration may be faster, by the gaps to the floor.
-  Case7B s({"sequence.length=65536", "train.optimizer_state=fp32", "train.master_weights=auto"});
-  s.model.num_layers = 12;
-  const double tokens_per_second = 65'536 / s.time().total;
-  EXPECT_GT(tokens_per_second, 16'816);
-  EXPECT_LT(tokens_per_second, 1.3 * 16'816);
+TEST(Cost, FloorOfAStepAsDerived) {
+  // Two forwards and one backward of every chunk: 8,300 to 8,900 tokens/s.
+  const double tokens_per_second = 262'144 / Case7B({"sequence.length=262144"}).time().total;
+  EXPECT_GT(tokens_per_second, 0.95 * 8'300);
+  EXPECT_LT(tokens_per_second, 8'900);
 }
 
 TEST(Cost, ExactAttentionAsDerived) {
@@ -188,6 +186,13 @@ TEST(Simulation, KeptActivationsSaveWork) {
   const double whole_kept = s.time().total;
   EXPECT_LT(attention_kept, before);
   EXPECT_LT(whole_kept, attention_kept);
+  s.memory.whole_chunks = 1;
+  s.memory.kept_chunks = 1;
+  s.memory.host_chunks = 15;
+  EXPECT_NEAR(s.time().total, attention_kept, 0.02 * attention_kept) << "59 MB a layer hide behind 4 ms of work";
+  s.hardware.rates.pcie = 5e9;
+  EXPECT_GT(s.time().total, 1.1 * attention_kept);
+  s.memory.host_chunks = 0;
   s.memory.level = Activations::kInput;
   EXPECT_GT(s.time().total, before) << "a third forward for every chunk";
 }

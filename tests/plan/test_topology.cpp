@@ -85,7 +85,7 @@ TEST(TopologyFile, ReadyFilesResolve) {
     EXPECT_EQ(h.workers_per_node, want.gpus);
     EXPECT_EQ(h.gpu_bytes, std::int64_t{139} << 30);
     EXPECT_EQ(h.peak, 989e12);
-    EXPECT_EQ(h.rates.gemm, 718e12);
+    EXPECT_EQ(h.rates.gemm, 669e12);
     EXPECT_EQ(h.rates.inter_node > 0, want.inter_node);
     EXPECT_TRUE(h.assumed.empty()) << path << ": " << h.assumed.front();
   }
@@ -106,7 +106,7 @@ TEST(TopologyAuto, ThisMachineWithoutAndWithGpus) {
   const Hardware gpu = resolve(automatic, facts, "here");
   EXPECT_EQ(gpu.workers_per_node, 2);
   EXPECT_EQ(gpu.gpu_bytes, std::int64_t{79} << 30);
-  EXPECT_NEAR(gpu.rates.gemm, 718e12, 1e6);
+  EXPECT_NEAR(gpu.rates.gemm, 669e12, 1e6);
 
   facts.gpus = {"Some Accelerator"};
   EXPECT_EQ(error_of([&] { resolve(automatic, facts, "here"); }),

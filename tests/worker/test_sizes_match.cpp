@@ -1,6 +1,7 @@
 // The sizes that plans count with are those that the pipeline allocates.
 #include <gtest/gtest.h>
 
+#include "worker/pipeline/host_activations.h"
 #include "worker/pipeline/sequence_pipeline.h"
 #include "worker/sizes/model_sizes.h"
 
@@ -46,6 +47,7 @@ TEST(SizesMatch, ActivationsAndSlots) {
         EXPECT_EQ(sizes::activation_bytes(model, config, setting),
                   SequencePipeline::activation_bytes(model, options, types, level));
       }
+      EXPECT_EQ(sizes::host_activation_bytes(model, config), HostActivations::block_bytes(model, row.compute, 21));
       const pages::PageLayout layout = SequencePipeline::page_layout(model, options, types, 100);
       EXPECT_EQ(sizes::page_bytes(model, config).home, layout.kv_slot_bytes);
       EXPECT_EQ(sizes::page_bytes(model, config).gradient, layout.gradient_slot_bytes);

@@ -78,6 +78,15 @@ std::int64_t activation_bytes(const model::ModelConfig& model, const RunConfig& 
   return config.sequence.chunk * per_token * element_bytes(config).compute;
 }
 
+std::int64_t host_activation_bytes(const model::ModelConfig& model, const RunConfig& config) {
+  const ElementBytes e = element_bytes(config);
+  const auto part = [&](std::int64_t per_token) { return ceil_div(config.sequence.chunk * per_token, 4096) * 4096; };
+  const std::int64_t stream = part(model.hidden_size * e.compute);
+  const std::int64_t layer =
+      stream + part(model.num_heads * model.head_dim * e.compute) + part(model.num_heads * e.acc);
+  return model.num_layers * layer + stream;
+}
+
 WorkingBytes working_bytes(const model::ModelConfig& model, const RunConfig& config, bool gpu) {
   const AttentionSection& a = config.attention;
   WorkingBytes bytes;

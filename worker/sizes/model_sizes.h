@@ -32,6 +32,10 @@ StateBytes state_bytes(const model::ModelConfig& model, const RunConfig& config,
 /// 2 H less, attention H + Hq D, input H; and H per token for the final stream. `level` is not auto.
 std::int64_t activation_bytes(const model::ModelConfig& model, const RunConfig& config, Activations level);
 
+/// Pinned host bytes of a chunk whose layer inputs and attention outputs wait there: H + Hq D elements and Hq row
+/// statistics of acc per token and layer, parts rounded up to 4,096; and the final stream.
+std::int64_t host_activation_bytes(const model::ModelConfig& model, const RunConfig& config);
+
 /// What a worker needs for the moment, beside kept activations.
 struct WorkingBytes {
   std::int64_t layer = 0;     // temporaries of one layer, taken as twice what it could keep
