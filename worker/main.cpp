@@ -9,6 +9,7 @@
 #include <iostream>
 
 #include "configs/error.h"
+#include "worker/cluster/mpi_group.h"
 #include "worker/tensor/glue.h"
 #include "worker/train/control_loop.h"
 
@@ -44,13 +45,16 @@ int main(int argc, char** argv) {
   int status = 1;
   try {
     check_world(size);
-    status = oomb::serve_coordinator(rank, size);
+    status = oomb::serve_coordinator(rank, size, [](const oomb::RunConfig& config) {
+      return oomb::cluster::connect_over_mpi(MPI_COMM_WORLD, config);
+    });
   } catch (const oomb::InputError& error) {
     std::cerr << "oomb-worker: " << error.what() << "\n";
     status = 2;
   } catch (const std::exception& error) {
     std::cerr << "oomb-worker: " << error.what() << "\n";
   }
-  MPI_Finalize();
+  // After a failure the others may be anywhere: MPI's own end would wait for them.
+  if (status == 0 || size == 1) MPI_Finalize();
   oomb::end_process(status);
 }

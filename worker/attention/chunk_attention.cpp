@@ -5,6 +5,7 @@
 
 #include "kernels/lse_merge.h"
 #include "worker/attention/key_set.h"
+#include "worker/attention/page_gradients.h"
 #include "worker/tensor/glue.h"
 #include "worker/tensor/trace.h"
 
@@ -38,8 +39,9 @@ std::vector<Block> blocks_of(const ChunkQkv& qkv, const PastPages& past) {
   const int64_t full_tiles = num_tokens / selection.tile_tokens;
   const int64_t scores_per_page = heads * std::min(selection.tile_tokens, num_tokens) * past.shape.page_tokens;
   const int64_t bytes_per_page = past.shape.slot_elements() * qkv.q.element_size();
-  const int64_t tile_pages =
-      std::max(std::min(limits.scores / scores_per_page, limits.gathered_bytes / bytes_per_page), int64_t{1});
+  const int64_t tile_pages = std::max(std::min({limits.scores / scores_per_page, limits.gathered_bytes / bytes_per_page,
+                                                past.source->max_pages_at_once()}),
+                                      int64_t{1});
   const int64_t pages = std::min(tile_pages, selection.pages_per_tile);
   const int64_t tiles = std::max(tile_pages / pages, int64_t{1});
   for (int64_t page = 0; page < selection.pages_per_tile; page += pages) {
@@ -92,13 +94,12 @@ Gathered gather(const PastPages& past, const Block& block, const at::Tensor& lik
   return out;
 }
 
-// Which places of a block's gradient belong to which page: a counting sort, stable in the tile.
 struct Segments {
-  std::vector<int32_t> pages;    // distinct, ascending
-  std::vector<int64_t> begin;    // [pages + 1], into sources
-  std::vector<int32_t> sources;  // tile * num_pages + j
+  std::vector<int32_t> pages;  // distinct, ascending
+  GradientPlaces places;
 };
 
+// Which places of a block's gradient belong to which page: a counting sort, stable in the tile.
 Segments segments_of(const PastPages& past, const Block& block, int64_t past_pages) {
   std::vector<int64_t> next(static_cast<size_t>(past_pages) + 1, 0);
   const auto for_each_place = [&](auto&& f) {
@@ -110,17 +111,19 @@ Segments segments_of(const PastPages& past, const Block& block, int64_t past_pag
   };
   for_each_place([&](size_t page, int64_t) { ++next[page + 1]; });
   Segments out;
-  out.begin.push_back(0);
+  GradientPlaces& places = out.places;
+  places.pages_per_tile = block.num_pages;
+  places.begin.push_back(0);
   for (size_t page = 0; page + 1 < next.size(); ++page) {
     if (next[page + 1] > 0) {
       out.pages.push_back(static_cast<int32_t>(page));
-      out.begin.push_back(out.begin.back() + next[page + 1]);
+      places.begin.push_back(places.begin.back() + next[page + 1]);
     }
     next[page + 1] += next[page];
   }
-  out.sources.resize(static_cast<size_t>(out.begin.back()));
+  places.sources.resize(static_cast<size_t>(places.begin.back()));
   for_each_place([&](size_t page, int64_t place) {
-    out.sources[static_cast<size_t>(next[page]++)] = static_cast<int32_t>(place);
+    places.sources[static_cast<size_t>(next[page]++)] = static_cast<int32_t>(place);
   });
   return out;
 }
@@ -128,30 +131,19 @@ Segments segments_of(const PastPages& past, const Block& block, int64_t past_pag
 // Adds a block's dK, dV to the gradient slots of its pages, each page's contributions in ascending tile order.
 void scatter(const PastPages& past, const Block& block, const PartialGradient& gradient) {
   const Segments segments = segments_of(past, block, past.home_addresses.size(0));
-  std::vector<void*> addresses;
-  std::vector<uint8_t> first;
-  for (const int32_t page : segments.pages) {
-    bool is_first = false;
-    addresses.push_back(past.table->gradient_for_adding(past.layer, page, &is_first));
-    first.push_back(is_first ? 1 : 0);
-  }
-  const auto device = gradient.dk.device();
-  const at::Tensor dk = gradient.dk.contiguous(), dv = gradient.dv.contiguous();
-  const at::Tensor begin_d = to_device(segments.begin, device), sources_d = to_device(segments.sources, device);
-  const at::Tensor slots = addresses_to_device(addresses, device), first_d = to_device(first, device);
-  kernels::PageScatter op;
-  op.shape = past.shape;
-  op.num_segments = static_cast<int64_t>(addresses.size());
-  op.pages_per_tile = block.num_pages;
-  op.dtype = dtype_of(dk);
-  op.slot_dtype = dtype_of(past.gradient_dtype);
-  op.dk = dk.data_ptr();
-  op.dv = dv.data_ptr();
-  op.segment_begin = begin_d.data_ptr<int64_t>();
-  op.sources = sources_d.data_ptr<int32_t>();
-  op.slots = static_cast<void* const*>(slots.data_ptr());
-  op.first = first_d.data_ptr<uint8_t>();
-  check(kernels::page_scatter(queue_of(dk), op), "page_scatter");
+  const cluster::GradientSlots slots = past.source->gradient_slots(past.layer, past.chunk, segments.pages);
+  add_to_slots(past.shape, gradient.dk.contiguous(), gradient.dv.contiguous(), segments.places, slots,
+               past.gradient_dtype);
+}
+
+cluster::SelectedRange range_of(const PastPages& past, const Block& block) {
+  return {past.selection, past.layer, past.chunk, block.tile, block.num_tiles, block.page, block.num_pages};
+}
+
+// Makes block i's pages readable while those of the next block are on their way.
+void make_readable(const PastPages& past, const std::vector<Block>& blocks, size_t i) {
+  past.source->make_readable(range_of(past, blocks[i]));
+  if (i + 1 < blocks.size()) past.source->expect(range_of(past, blocks[i + 1]));
 }
 
 // (o, lse) := merge of (o, lse) and set b. `out` as lse_merge.h has it; lse is updated in place.
@@ -187,15 +179,17 @@ int64_t pages_of(const ChunkQkv& qkv, const PastPages& past) {
 AttentionOutput attention_forward(const ChunkQkv& qkv, const PastPages& past, double scale) {
   const TraceRange range("attention forward");
   const int64_t kv_heads = qkv.q.size(0), num_tokens = qkv.q.size(1), group = qkv.q.size(2), head_dim = qkv.q.size(3);
+  const std::vector<Block> blocks = blocks_of(qkv, past);
+  if (!blocks.empty()) past.source->expect(range_of(past, blocks.front()));
   PartialOutput own = attend_own_chunk(qkv.q, qkv.k, qkv.v, scale);
   AttentionOutput out;
   out.lse = own.lse;
   out.o = at::empty({num_tokens, kv_heads * group * head_dim}, qkv.q.options());
 
-  const std::vector<Block> blocks = blocks_of(qkv, past);
   at::Tensor o_past, lse_past;  // one page block of all tiles
   for (size_t i = 0; i < blocks.size(); ++i) {
     const Block& block = blocks[i];
+    make_readable(past, blocks, i);
     const Gathered keys = gather(past, block, qkv.q);
     const PartialOutput part = attend(tile_rows(qkv.q, block, past.selection->tile_tokens), keys.k, keys.v, scale);
     if (!o_past.defined()) {
@@ -225,9 +219,13 @@ AttentionGradient attention_backward(const at::Tensor& d_o_rows, const ChunkQkv&
   const at::Tensor d_o = heads_from_rows(d_o_rows, 0, kv_heads, group, head_dim, nullptr);
   const at::Tensor o = heads_from_rows(out.o, 0, kv_heads, group, head_dim, nullptr);
   const MergedRows rows = merged_rows(d_o, o, out.lse);
+  const std::vector<Block> blocks = blocks_of(qkv, past);
+  if (!blocks.empty()) past.source->expect(range_of(past, blocks.front()));
   const PartialGradient own = attend_own_chunk_backward(rows, qkv.q, qkv.k, qkv.v, scale);
   at::Tensor dq = own.dq;
-  for (const Block& block : blocks_of(qkv, past)) {
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const Block& block = blocks[i];
+    make_readable(past, blocks, i);
     const auto view = [&](const at::Tensor& x) { return tile_rows(x, block, past.selection->tile_tokens); };
     const Gathered keys = gather(past, block, qkv.q);
     const MergedRows tile = rows.map(view);

@@ -9,6 +9,7 @@
 
 #include "kernels/pages.h"
 #include "worker/attention/selection.h"
+#include "worker/cluster/page_source.h"
 #include "worker/pages/page_table.h"
 
 namespace oomb::attention {
@@ -22,9 +23,10 @@ struct ChunkQkv {
 /// The pages a chunk attends to. `selection->num_tiles * pages_per_tile` may be 0.
 struct PastPages {
   const Selection* selection = nullptr;
-  pages::PageTable* table = nullptr;
+  pages::PageTable* table = nullptr;      ///< of the own chunks' pages
+  cluster::PageSource* source = nullptr;  ///< makes pages of other workers readable, takes their gradients
   at::Tensor home_addresses;  ///< int64 [pages] on the worker's device: where each page of this layer can be read
-  int64_t layer = 0;
+  int64_t layer = 0, chunk = 0;
   kernels::PageShape shape;
   at::ScalarType gradient_dtype = at::kFloat;  ///< of the gradient slots
 };
@@ -39,7 +41,7 @@ struct AttentionGradient {
   at::Tensor dq;      ///< [Hkv, C, G, D]
   at::Tensor dk, dv;  ///< [Hkv, C, 1, D]: of the chunk's own keys, from this chunk's queries only
 };
-/// Gradients for past pages are added to their slots in `past.table`, pages in ascending tile order.
+/// Gradients for past pages are added to the slots that `past.source` gives, each page's in ascending tile order.
 AttentionGradient attention_backward(const at::Tensor& d_o, const ChunkQkv& qkv, const AttentionOutput& out,
                                      const PastPages& past, double scale);
 

@@ -29,7 +29,7 @@ ChunkRig::ChunkRig(const Workbench& bench, bool with_pages)
 }
 
 attention::PastPages ChunkRig::past(const attention::Selection& selection) {
-  return {&selection, table_.get(), home_addresses_, /*layer=*/0, shape_, gradient_dtype_};
+  return {&selection, table_.get(), &source_, home_addresses_, /*layer=*/0, /*chunk=*/0, shape_, gradient_dtype_};
 }
 
 void ChunkRig::write_past(const Workbench& bench) {
@@ -38,6 +38,7 @@ void ChunkRig::write_past(const Workbench& bench) {
   layout.num_layers = 1;
   memory_ = std::make_unique<pages::PageMemory>(layout, page_room(layout, bench.types.device, Placement::fast));
   table_ = std::make_unique<pages::PageTable>(layout, memory_.get());
+  source_.begin_sequence({{}, table_.get(), {}, {}}, cluster::Work::training);
   home_addresses_ = at::empty({past_pages_}, bench.types.index_options());
   const int64_t chunk_pages = bench.options.chunk_tokens / shape_.page_tokens;
   const attention::Selection none;

@@ -30,6 +30,7 @@ class ChunkRig {
   at::Tensor home_addresses_;
   std::unique_ptr<pages::PageMemory> memory_;
   std::unique_ptr<pages::PageTable> table_;
+  cluster::LocalPages source_;
 };
 
 }  // namespace oomb::bench

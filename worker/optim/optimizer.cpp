@@ -7,6 +7,7 @@
 
 #include "configs/error.h"
 #include "kernels/adamw.h"
+#include "kernels/moment_code.h"
 
 namespace oomb {
 
@@ -36,12 +37,25 @@ void add_squares(const at::Tensor& values, at::Tensor& sum) {
   check(kernels::sum_of_squares(queue, op), "sum_of_squares");
 }
 
+ElementRange range_of(const model::Parameter& p, const ParameterShards* shards) {
+  return shards != nullptr ? shards->range_of(p) : ElementRange{0, p.weight.numel()};
+}
+
+// Where element `begin` of a tensor is.
+void* address(const at::Tensor& tensor, int64_t begin) {
+  return static_cast<char*>(tensor.data_ptr()) + begin * tensor.element_size();
+}
+
 }  // namespace
 
-double global_gradient_norm(const model::Parameters& parameters) {
+double global_gradient_norm(const model::Parameters& parameters, const ParameterShards* shards) {
   at::Tensor sum = new_sum(parameters);
-  for (const model::Parameter& p : parameters.all()) add_squares(p.grad, sum);
-  return std::sqrt(sum.item<double>());
+  for (const model::Parameter& p : parameters.all()) {
+    const ElementRange range = range_of(p, shards);
+    if (range.count > 0) add_squares(p.grad.view({-1}).narrow(0, range.begin, range.count), sum);
+  }
+  const double own = sum.item<double>();
+  return std::sqrt(shards != nullptr ? shards->sum(own) : own);
 }
 
 std::string first_not_finite(const model::Parameters& parameters) {
@@ -59,9 +73,11 @@ std::string first_not_finite(const model::Parameters& parameters) {
   return "";
 }
 
-OptimizerReport optimizer_step(model::Parameters& parameters, const OptimizerOptions& options, int64_t step) {
+OptimizerReport optimizer_step(model::Parameters& parameters, const OptimizerOptions& options, int64_t step,
+                               const ParameterShards* shards) {
   OptimizerReport report;
-  report.gradient_norm = global_gradient_norm(parameters);
+  if (shards != nullptr) shards->reduce_gradients(parameters);
+  report.gradient_norm = global_gradient_norm(parameters, shards);
   report.learning_rate = learning_rate_at(options, step);
   if (!std::isfinite(report.gradient_norm)) {
     throw InputError("step " + std::to_string(step) +
@@ -70,8 +86,11 @@ OptimizerReport optimizer_step(model::Parameters& parameters, const OptimizerOpt
   }
   const bool clip = options.clip_norm > 0 && report.gradient_norm > options.clip_norm;
   for (model::Parameter& p : parameters.all()) {
+    const ElementRange range = range_of(p, shards);
+    if (range.count == 0) continue;
     kernels::AdamW op;
-    op.num_elements = p.weight.numel();
+    op.num_elements = range.count;
+    op.first_element = range.begin;
     op.acc = dtype_of(p.grad);
     op.lr = report.learning_rate;
     op.beta1 = options.beta1;
@@ -80,23 +99,24 @@ OptimizerReport optimizer_step(model::Parameters& parameters, const OptimizerOpt
     op.weight_decay = p.decayed ? options.weight_decay : 0.0;
     op.grad_scale = clip ? options.clip_norm / report.gradient_norm : 1.0;
     op.step = step;
-    op.master = p.master.defined() ? p.master.data_ptr() : nullptr;
-    op.grad = p.grad.data_ptr();
-    op.m = p.m.data_ptr();
-    op.v = p.v.data_ptr();
+    op.master = p.master.defined() ? address(p.master, range.begin) : nullptr;
+    op.grad = address(p.grad, range.begin);
+    op.m = address(p.m, range.begin);
+    op.v = address(p.v, range.begin);
     if (!p.master.is_same(p.weight)) {
-      op.weight = p.weight.data_ptr();
+      op.weight = address(p.weight, range.begin);
       op.weight_dtype = dtype_of(p.weight);
     }
     if (p.m_scale.defined()) {
       op.moments = kernels::Moments::int8;
-      op.m_scale = p.m_scale.data_ptr<float>();
-      op.v_scale = p.v_scale.data_ptr<float>();
+      op.m_scale = p.m_scale.data_ptr<float>() + range.begin / kernels::kMomentBlock;
+      op.v_scale = p.v_scale.data_ptr<float>() + range.begin / kernels::kMomentBlock;
     }
     // Another name than that of the initial weights, which are drawn from the same seed.
     op.random_key = model::stream_seed(options.rounding_seed, "rounding of " + p.name);
     check(kernels::adamw_step(queue_of(p.weight), op), "adamw_step");
   }
+  if (shards != nullptr) shards->gather_weights(parameters);
   return report;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "worker/model/parameters.h"
+#include "worker/optim/shards.h"
 
 namespace oomb {
 
@@ -25,8 +26,8 @@ double learning_rate_at(const OptimizerOptions& options, int64_t step);
 /// Name of the first parameter whose weight or moments hold NaN or infinite values, or "".
 std::string first_not_finite(const model::Parameters& parameters);
 
-/// Norm over all gradients, in double; the order of the sum is fixed.
-double global_gradient_norm(const model::Parameters& parameters);
+/// Norm over all gradients, in double; the order of the sum is fixed. With `shards`, over the shards of all workers.
+double global_gradient_norm(const model::Parameters& parameters, const ParameterShards* shards = nullptr);
 
 struct OptimizerReport {
   double gradient_norm = 0;  ///< before clipping
@@ -34,7 +35,9 @@ struct OptimizerReport {
 };
 
 /// One AdamW update from the gradients in `parameters`; refreshes the compute weights. Throws InputError, leaving every
-/// parameter and moment as it was, if the gradient norm is not finite.
-OptimizerReport optimizer_step(model::Parameters& parameters, const OptimizerOptions& options, int64_t step);
+/// parameter and moment as it was, if the gradient norm is not finite. With `shards`, gradients are summed over workers
+/// first, each updates its own shard, and all get all weights; collective.
+OptimizerReport optimizer_step(model::Parameters& parameters, const OptimizerOptions& options, int64_t step,
+                               const ParameterShards* shards = nullptr);
 
 }  // namespace oomb

@@ -10,8 +10,8 @@ namespace oomb::pages {
 PageMemory::PageMemory(const PageLayout& layout, const Options& options)
     : fast_{Tier::fast, options.fast_bytes, 0, 0},
       host_{Tier::host, options.host_bytes, 0, 0},
-      home_fast_(layout.kv_slot_bytes, options.segment_bytes, &fast_, options.fast),
-      home_host_(layout.kv_slot_bytes, options.segment_bytes, &host_, options.host),
+      home_fast_(layout.kv_slot_bytes, options.segment_bytes, &fast_, options.fast_homes.value_or(options.fast)),
+      home_host_(layout.kv_slot_bytes, options.segment_bytes, &host_, options.host_homes.value_or(options.host)),
       gradient_fast_(layout.gradient_slot_bytes, options.segment_bytes, &fast_, options.fast),
       gradient_host_(layout.gradient_slot_bytes, options.segment_bytes, &host_, options.host) {}
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "worker/pages/arena.h"
@@ -27,6 +28,8 @@ class PageMemory {
     int64_t segment_bytes = int64_t{1} << 30;
     SegmentSource fast = host_segments();
     SegmentSource host = host_segments();
+    /// Of homes, where these differ from the above: memory that other workers can read.
+    std::optional<SegmentSource> fast_homes, host_homes;
   };
   PageMemory(const PageLayout& layout, const Options& options);
 

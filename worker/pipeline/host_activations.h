@@ -36,7 +36,7 @@ class HostActivations {
 
   /// Of one chunk in host memory.
   static int64_t block_bytes(const model::ModelConfig& config, at::ScalarType compute, int64_t chunk_tokens);
-  /// Forgets what is stored, for a new sequence of `num_chunks`.
+  /// Forgets what is stored, for a new sequence of which this worker has `num_chunks`, numbered from 0 here.
   void begin_sequence(int64_t num_chunks);
   /// Room for a chunk; false when the machine has none.
   bool reserve(int64_t chunk);

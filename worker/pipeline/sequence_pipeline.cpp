@@ -11,20 +11,40 @@
 
 namespace oomb {
 
+namespace {
+
+int64_t count_labels(std::span<const int64_t> labels) {
+  return std::count_if(labels.begin(), labels.end(), [](int64_t label) { return label != kernels::kIgnoredLabel; });
+}
+
+}  // namespace
+
 // Everything that belongs to one sequence while it is worked on.
 struct SequencePipeline::Sequence {
   ChunkGrid grid;
   std::span<const int64_t> ids, labels;
-  int64_t num_labels = 0;
   attention::SelectionRule rule;
   std::unique_ptr<pages::PageTable> table;
   std::vector<at::Tensor> means;                              // per layer, [pages, Hkv, D]
   RopeTables page_rope;                                       // of every page's first position
   at::Tensor home_addresses;                                  // int64 [layers, pages] on the device
-  std::vector<std::vector<attention::Selection>> selections;  // [chunk][layer], empty until chosen
-  at::Tensor selected;                                        // int32 [chunks, layers, tiles, B] in host memory
+  std::vector<int64_t> own;                                   // this worker's chunks, ascending
+  std::vector<std::vector<attention::Selection>> selections;  // [own chunk][layer], empty until chosen
+  at::Tensor selected;                                        // int32 [own chunks, layers, tiles, B] in host memory
 
-  int64_t distance_of(int64_t chunk) const { return grid.num_chunks() - 1 - chunk; }
+  int64_t index_of(int64_t chunk) const { return std::lower_bound(own.begin(), own.end(), chunk) - own.begin(); }
+  int64_t distance_of(int64_t chunk) const { return static_cast<int64_t>(own.size()) - 1 - index_of(chunk); }
+  int64_t own_labels() const {
+    int64_t sum = 0;
+    for (const int64_t chunk : own) {
+      sum += count_labels(
+          labels.subspan(static_cast<size_t>(grid.begin_of(chunk)), static_cast<size_t>(grid.tokens_of(chunk))));
+    }
+    return sum;
+  }
+  attention::Selection& selection(int64_t chunk, int64_t layer) {
+    return selections[static_cast<size_t>(index_of(chunk))][static_cast<size_t>(layer)];
+  }
 };
 
 struct SequencePipeline::ChunkForward {
@@ -34,8 +54,12 @@ struct SequencePipeline::ChunkForward {
 };
 
 SequencePipeline::SequencePipeline(model::Parameters* parameters, const PipelineOptions& options,
-                                   pages::PageMemory* memory)
-    : parameters_(parameters), options_(options), memory_(memory), types_(parameters->types()) {
+                                   pages::PageMemory* memory, cluster::PageSource* source)
+    : parameters_(parameters),
+      options_(options),
+      memory_(memory),
+      source_(source != nullptr ? source : &local_),
+      types_(parameters->types()) {
   const model::ModelConfig& config = parameters->config();
   const std::vector<double> inv_freq = model::inverse_frequencies(config);
   inv_freq_ = at::empty({static_cast<int64_t>(inv_freq.size())}, at::kDouble);
@@ -87,7 +111,7 @@ void SequencePipeline::prepare_layer_constants() {
 }
 
 SequencePipeline::Sequence SequencePipeline::begin_sequence(std::span<const int64_t> ids,
-                                                            std::span<const int64_t> labels) const {
+                                                            std::span<const int64_t> labels, cluster::Work work) const {
   const model::ModelConfig& config = parameters_->config();
   if (ids.size() != labels.size() || ids.empty()) {
     throw std::logic_error("sequence of " + std::to_string(ids.size()) + " ids and " + std::to_string(labels.size()) +
@@ -96,12 +120,9 @@ SequencePipeline::Sequence SequencePipeline::begin_sequence(std::span<const int6
   Sequence s;
   s.ids = ids;
   s.labels = labels;
-  s.num_labels = std::count_if(labels.begin(), labels.end(), [](int64_t l) { return l != kernels::kIgnoredLabel; });
   s.rule = options_.selection;
   s.grid = {static_cast<int64_t>(ids.size()), options_.chunk_tokens, options_.selection.page_tokens};
   s.table = std::make_unique<pages::PageTable>(page_layout(config, options_, types_, s.grid.num_tokens), memory_);
-  s.selections.resize(static_cast<size_t>(s.grid.num_chunks()),
-                      std::vector<attention::Selection>(static_cast<size_t>(config.num_layers)));
   s.home_addresses = at::empty({config.num_layers, s.grid.num_pages()}, types_.index_options());
   const bool may_select = !s.rule.dense && s.rule.budget_pages > 0 && s.grid.num_pages() > s.rule.budget_pages;
   for (int64_t l = 0; l < config.num_layers; ++l) {
@@ -109,11 +130,16 @@ SequencePipeline::Sequence SequencePipeline::begin_sequence(std::span<const int6
     s.means.push_back(at::empty({s.grid.num_pages(), may_select ? config.num_kv_heads : 0, config.head_dim},
                                 types_.compute_options()));
   }
+  source_->begin_sequence({s.grid, s.table.get(), s.home_addresses, s.means}, work);
+  for (int64_t chunk = 0; chunk < s.grid.num_chunks(); ++chunk) {
+    if (source_->owns(chunk)) s.own.push_back(chunk);
+  }
+  s.selections.resize(s.own.size(), std::vector<attention::Selection>(static_cast<size_t>(config.num_layers)));
   if (may_select) {
     const at::Tensor first_positions = at::arange(s.grid.num_pages(), types_.index_options()) * s.grid.page_tokens;
     s.page_rope = rope_tables(first_positions, inv_freq_, types_.acc());
     const int64_t tiles = (options_.chunk_tokens + s.rule.query_tile - 1) / s.rule.query_tile;
-    s.selected = at::empty({s.grid.num_chunks(), config.num_layers, tiles, s.rule.budget_pages},
+    s.selected = at::empty({static_cast<int64_t>(s.own.size()), config.num_layers, tiles, s.rule.budget_pages},
                            at::TensorOptions().dtype(at::kInt).pinned_memory(types_.device.is_cuda()));
   }
   return s;
@@ -137,10 +163,12 @@ RopeTables SequencePipeline::chunk_rope(const ChunkGrid& grid, int64_t chunk) co
 
 attention::PastPages SequencePipeline::past_pages(Sequence& s, int64_t chunk, int64_t layer) const {
   const model::ModelConfig& config = parameters_->config();
-  return {&s.selections[static_cast<size_t>(chunk)][static_cast<size_t>(layer)],
+  return {&s.selection(chunk, layer),
           s.table.get(),
+          source_,
           s.home_addresses[layer],
           layer,
+          chunk,
           {config.num_kv_heads, s.grid.page_tokens, config.head_dim},
           options_.gradient_dtype};
 }
@@ -174,7 +202,7 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
     const TraceRange range("layer forward");
     LayerActivations a;
     layers_[static_cast<size_t>(l)].project(x, delta, f.rope, a);
-    attention::Selection& selection = s.selections[static_cast<size_t>(chunk)][static_cast<size_t>(l)];
+    attention::Selection& selection = s.selection(chunk, l);
     const attention::PastPages past = past_pages(s, chunk, l);
     // In pass 2 the pages are there already; nobody reads those of a sequence's last chunk.
     if (pass != Pass::recompute && !is_last_chunk) {
@@ -184,10 +212,12 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
         means.narrow(0, first_page, s.grid.pages_of(chunk))
             .copy_(attention::page_means(a.qkv.k, s.grid.page_tokens, key_bias_[static_cast<size_t>(l)], f.rope));
       }
+      source_->publish(l, chunk);
     }
     if (selection.num_tiles == 0) {
+      source_->await_means(l, chunk);
       selection = options_.replay ? options_.replay(chunk, l) : choose(s, chunk, l, a.qkv);
-      if (pass != Pass::evaluate && selection.pages.defined()) selection.keep_on_host(s.selected[chunk][l]);
+      if (pass != Pass::evaluate && selection.pages.defined()) selection.keep_on_host(s.selected[s.index_of(chunk)][l]);
       if (observer_.on_selection) {
         synchronise(types_.device);
         observer_.on_selection(chunk, l, selection);
@@ -200,10 +230,13 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
     x = a.x2;
     if (keep) {
       a.keep_only(level);
-      if (pass == Pass::fill_and_send) host_activations_->store(chunk, l, a);
+      if (pass == Pass::fill_and_send) host_activations_->store(s.index_of(chunk), l, a);
       f.layers.push_back(std::move(a));
     }
-    if (pass == Pass::evaluate) selection = {};  // no backward will ask for it
+    if (pass == Pass::evaluate) {  // no backward will ask for it
+      source_->finish(l, chunk);
+      selection = {};
+    }
   }
   if (pass == Pass::fill) return f;
   const NormOutput norm = rms_norm(x, delta, parameters_->final_norm().weight, config.rms_norm_eps);
@@ -214,7 +247,7 @@ SequencePipeline::ChunkForward SequencePipeline::forward(Sequence& s, int64_t ch
   } else {
     f.rope = {};  // cheaper to form again than to keep
   }
-  if (pass == Pass::fill_and_send) host_activations_->store_final(chunk, f.x);
+  if (pass == Pass::fill_and_send) host_activations_->store_final(s.index_of(chunk), f.x);
   return f;
 }
 
@@ -228,13 +261,15 @@ void SequencePipeline::backward(Sequence& s, int64_t chunk, ChunkForward& f, con
     LayerActivations& a = f.layers[static_cast<size_t>(l)];
     const TraceRange range("layer backward");
     const attention::PastPages past = past_pages(s, chunk, l);
-    if (!a.x1.defined()) host_activations_->fetch(chunk, l, a);
+    if (!a.x1.defined()) host_activations_->fetch(s.index_of(chunk), l, a);
     layer.restore_projection(f.rope, a);
     if (!a.attention.o.defined()) a.attention = attention::attention_forward(a.qkv, past, scale);
     layer.restore_finish(a);
     const Layer::FinishGradient upper = layer.finish_backward(d_x, a);
     attention::AttentionGradient gradient =
         attention::attention_backward(upper.d_attention, a.qkv, a.attention, past, scale);
+    source_->finish(l, chunk);
+    source_->complete(l, chunk);
     attention::add_page_gradients(past, s.grid.first_page_of(chunk), gradient);
     d_x = layer.project_backward(gradient, upper.d_x2, f.rope, a);
     a = {};
@@ -272,69 +307,74 @@ void SequencePipeline::embedding_backward(const Sequence& s, int64_t chunk, cons
   check(kernels::embedding_backward(queue_of(d_x), op), "embedding_backward");
 }
 
+HeadLoss SequencePipeline::loss_of(const Sequence& s, int64_t chunk, const at::Tensor& hidden, double grad_scale,
+                                   bool gradients) const {
+  const auto begin = s.labels.begin() + s.grid.begin_of(chunk);
+  const at::Tensor labels = to_device(std::vector<int64_t>(begin, begin + s.grid.tokens_of(chunk)), types_.device);
+  return head_loss(hidden, labels, parameters_->head(), options_.loss_row_tile, grad_scale, gradients);
+}
+
 SequencePipeline::Pass SequencePipeline::first_pass_of(const Sequence& s, int64_t chunk) const {
   const int64_t distance = s.distance_of(chunk);
   if (options_.activations.is_kept(distance)) return Pass::fill_and_keep;
-  const bool sent = options_.activations.is_on_host(distance) && host_activations_->reserve(chunk);
+  const bool sent = options_.activations.is_on_host(distance) && host_activations_->reserve(s.index_of(chunk));
   return sent ? Pass::fill_and_send : Pass::fill;
 }
 
 SequenceLoss SequencePipeline::train(std::span<const int64_t> ids, std::span<const int64_t> labels, double grad_scale) {
+  if (count_labels(labels) == 0) return {};
   prepare_layer_constants();
-  Sequence s = begin_sequence(ids, labels);
-  if (s.num_labels == 0) return {};
+  Sequence s = begin_sequence(ids, labels, cluster::Work::training);
   const auto phase = [&](const char* pass, int64_t chunk) {
     if (observer_.on_phase) observer_.on_phase(pass, chunk);
   };
-  const int64_t num_chunks = s.grid.num_chunks();
-  std::vector<ChunkForward> first(static_cast<size_t>(num_chunks));  // of pass 1, where it kept something
-  if (host_activations_) host_activations_->begin_sequence(num_chunks);
-  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+  std::vector<ChunkForward> first(s.own.size());  // of pass 1, where it kept something
+  if (host_activations_) host_activations_->begin_sequence(static_cast<int64_t>(s.own.size()));
+  for (const int64_t chunk : s.own) {
     phase("pass 1", chunk);
     const TraceRange range("pass 1: chunk");
-    first[static_cast<size_t>(chunk)] = forward(s, chunk, first_pass_of(s, chunk));
+    first[static_cast<size_t>(s.index_of(chunk))] = forward(s, chunk, first_pass_of(s, chunk));
   }
   synchronise(types_.device);  // pass 2 reads the selections on the host
+  source_->begin_pass_2();
   at::Tensor loss_sum = at::zeros({}, types_.compute_options().dtype(at::kDouble));
-  for (int64_t chunk = num_chunks - 1; chunk >= 0; --chunk) {
+  for (auto at = s.own.rbegin(); at != s.own.rend(); ++at) {
+    const int64_t chunk = *at;
     phase("pass 2", chunk);
     const TraceRange range("pass 2: chunk");
-    ChunkForward f = std::move(first[static_cast<size_t>(chunk)]);
+    ChunkForward f = std::move(first[static_cast<size_t>(s.index_of(chunk))]);
     if (f.layers.empty()) {
       f = forward(s, chunk, Pass::recompute);
     } else {
-      if (!f.x.defined()) f.x = host_activations_->fetch_final(chunk);
+      if (!f.x.defined()) f.x = host_activations_->fetch_final(s.index_of(chunk));
       f.rope = chunk_rope(s.grid, chunk);
       f.hidden = rms_norm(f.x, {}, parameters_->final_norm().weight, parameters_->config().rms_norm_eps).y;
     }
-    const int64_t begin = s.grid.begin_of(chunk), tokens = s.grid.tokens_of(chunk);
-    const at::Tensor chunk_labels =
-        to_device(std::vector<int64_t>(labels.begin() + begin, labels.begin() + begin + tokens), types_.device);
-    const HeadLoss loss = head_loss(f.hidden, chunk_labels, parameters_->head(), options_.loss_row_tile, grad_scale,
-                                    /*gradients=*/true);
+    const HeadLoss loss = loss_of(s, chunk, f.hidden, grad_scale, /*gradients=*/true);
     loss_sum += loss.loss_sum;
     backward(s, chunk, f, loss.d_hidden);
   }
-  return {loss_sum.item<double>(), s.num_labels};
+  source_->end_sequence();
+  return {loss_sum.item<double>(), s.own_labels()};
 }
 
 SequenceLoss SequencePipeline::evaluate(std::span<const int64_t> ids, std::span<const int64_t> labels,
                                         bool as_trained) {
   prepare_layer_constants();
-  Sequence s = begin_sequence(ids, labels);
+  Sequence s = begin_sequence(ids, labels, cluster::Work::evaluation);
   if (!as_trained) s.rule.votes = attention::Votes::tokens_so_far;
   at::Tensor loss_sum = at::zeros({}, types_.compute_options().dtype(at::kDouble));
-  for (int64_t chunk = 0; chunk < s.grid.num_chunks(); ++chunk) {
+  for (const int64_t chunk : s.own) {
     if (observer_.on_phase) observer_.on_phase("evaluation", chunk);
     const ChunkForward f = forward(s, chunk, Pass::evaluate);
     if (observer_.on_logits) observer_.on_logits(chunk, linear_rows(f.hidden, parameters_->head().weight));
-    const int64_t begin = s.grid.begin_of(chunk), tokens = s.grid.tokens_of(chunk);
-    const at::Tensor chunk_labels =
-        to_device(std::vector<int64_t>(labels.begin() + begin, labels.begin() + begin + tokens), types_.device);
-    loss_sum += head_loss(f.hidden, chunk_labels, parameters_->head(), options_.loss_row_tile, 1.0, /*gradients=*/false)
-                    .loss_sum;
+    loss_sum += loss_of(s, chunk, f.hidden, 1.0, /*gradients=*/false).loss_sum;
   }
-  return {loss_sum.item<double>(), s.num_labels};
+  for (auto chunk = s.own.rbegin(); chunk != s.own.rend(); ++chunk) {
+    for (int64_t l = parameters_->config().num_layers - 1; l >= 0; --l) source_->complete(l, *chunk);
+  }
+  source_->end_sequence();
+  return {loss_sum.item<double>(), s.own_labels()};
 }
 
 }  // namespace oomb

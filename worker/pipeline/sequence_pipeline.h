@@ -1,11 +1,14 @@
-// The chunk-recurrent pipeline over one sequence on one worker: pass 1 fills the KV pages, pass 2 goes through the
-// chunks from last to first, recomputes each with its activations, and runs its backward.
+// The chunk-recurrent pipeline over one sequence: pass 1 fills the KV pages, pass 2 goes through the chunks from last
+// to first, recomputes each with its activations, and runs its backward.
 //
 //   pass 1   for chunk 0 .. S-2:  per layer  project -> pages, means -> select -> attend -> finish
 //            (of the last layer only q, K, V and the selection)
 //   pass 2   for chunk S-1 .. 0:  forward again with the stored selection, loss, then per layer from the top
 //            finish^T -> attention^T (adds to past pages' gradient slots) -> own slots added to dK, dV -> project^T;
 //            the chunk's pages and gradient slots are freed
+//
+// A worker of a group does this for the chunks it owns; what it needs of the others goes through a PageSource
+// (worker/cluster/page_source.h). All numbers of chunks and pages and all positions are those of the whole sequence.
 //
 // The newest chunks keep (a part of) their activations from pass 1 and are not, or not wholly, computed again; the last
 // one always does. With dense selection the gradients are those of full-sequence training.
@@ -21,7 +24,10 @@
 #include <string>
 #include <vector>
 
+#include "worker/attention/chunk_attention.h"
 #include "worker/attention/selection.h"
+#include "worker/cluster/page_source.h"
+#include "worker/loss/head_loss.h"
 #include "worker/model/parameters.h"
 #include "worker/pages/page_table.h"
 #include "worker/pipeline/chunk_grid.h"
@@ -30,7 +36,7 @@
 
 namespace oomb {
 
-/// Which chunks keep what between the passes. Distances count from the sequence's last chunk, which is 0.
+/// Which chunks keep what between the passes. Distances count own chunks, from the worker's last one, which is 0.
 struct ActivationPlan {
   KeptActivations recomputed = KeptActivations::all;  ///< what the forward of pass 2 keeps
   int64_t whole_chunks = 1;                           ///< newest chunks that keep as much from pass 1
@@ -58,7 +64,7 @@ struct PipelineOptions {
   std::function<attention::Selection(int64_t chunk, int64_t layer)> replay;
 };
 
-/// Sums over one sequence. Loss is the sum over labels, not the mean.
+/// Sums over the own chunks of one sequence. Loss is the sum over labels, not the mean.
 struct SequenceLoss {
   double loss_sum = 0;
   int64_t num_labels = 0;
@@ -75,10 +81,13 @@ struct PipelineObserver {
 /// Not thread-safe; one sequence at a time. Reads weights and adds to gradients of `parameters`, which must outlive it.
 class SequencePipeline {
  public:
-  SequencePipeline(model::Parameters* parameters, const PipelineOptions& options, pages::PageMemory* memory);
+  /// `source` (null: a group of one) must outlive it as well.
+  SequencePipeline(model::Parameters* parameters, const PipelineOptions& options, pages::PageMemory* memory,
+                   cluster::PageSource* source = nullptr);
 
-  /// Adds grad_scale * d(sum of losses)/dw to every gradient. ids and labels have N entries; labels are already
-  /// shifted, -100 is ignored. Without a valid label nothing is computed.
+  /// Adds grad_scale * d(sum of losses)/dw to every gradient; in a group, the part of the own chunks: the sum over
+  /// workers is whole. ids and labels have N entries, on every worker; labels are already shifted, -100 is ignored.
+  /// Without a valid label nothing is computed.
   SequenceLoss train(std::span<const int64_t> ids, std::span<const int64_t> labels, double grad_scale);
   /// Loss only, one forward pass; selection is strictly causal (Votes::tokens_so_far) unless `as_trained`.
   SequenceLoss evaluate(std::span<const int64_t> ids, std::span<const int64_t> labels, bool as_trained = false);
@@ -99,19 +108,23 @@ class SequencePipeline {
   /// memory. recompute: pass 2 of one that did not.
   enum class Pass : uint8_t { fill, fill_and_keep, fill_and_send, recompute, evaluate };
 
-  Sequence begin_sequence(std::span<const int64_t> ids, std::span<const int64_t> labels) const;
+  Sequence begin_sequence(std::span<const int64_t> ids, std::span<const int64_t> labels, cluster::Work work) const;
   ChunkForward forward(Sequence& sequence, int64_t chunk, Pass pass) const;
   Pass first_pass_of(const Sequence& sequence, int64_t chunk) const;
   RopeTables chunk_rope(const ChunkGrid& grid, int64_t chunk) const;
   attention::PastPages past_pages(Sequence& sequence, int64_t chunk, int64_t layer) const;
   void backward(Sequence& sequence, int64_t chunk, ChunkForward& forward, const at::Tensor& d_hidden) const;
   attention::Selection choose(Sequence& sequence, int64_t chunk, int64_t layer, const attention::ChunkQkv& qkv) const;
+  HeadLoss loss_of(const Sequence& sequence, int64_t chunk, const at::Tensor& hidden, double grad_scale,
+                   bool gradients) const;
   void embedding_backward(const Sequence& sequence, int64_t chunk, const at::Tensor& d_x) const;
   void prepare_layer_constants();
 
   model::Parameters* parameters_;
   PipelineOptions options_;
   pages::PageMemory* memory_;
+  cluster::LocalPages local_;  // the source unless one is given
+  cluster::PageSource* source_;
   TensorTypes types_;
   at::Tensor inv_freq_;  // double [D / 2]
   std::vector<Layer> layers_;

@@ -60,6 +60,7 @@ void initialise_device(const at::Device& device) {
     throw InputError("train.device: cuda: GPU " + std::to_string(device.index()) + " asked for, " +
                      std::to_string(count) + " found; use train.device: cpu or run where a GPU is");
   }
+  c10::cuda::set_device(device.index());
 #else
   throw InputError(
       "train.device: cuda: this build has no CUDA kernels; build with the CUDA toolkit or use train.device: cpu");

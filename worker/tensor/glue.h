@@ -32,8 +32,8 @@ inline kernels::Queue queue_of(const at::Tensor& tensor) { return queue_of(tenso
 /// Throws std::runtime_error naming `op` unless the status is ok.
 void check(const kernels::Status& status, const char* op);
 
-/// Makes `device` usable: loads LibTorch's CUDA library on first use. InputError if there is no such GPU or no CUDA
-/// build.
+/// Makes `device` usable and this thread's current one: loads LibTorch's CUDA library on first use. InputError if there
+/// is no such GPU or no CUDA build.
 void initialise_device(const at::Device& device);
 
 /// Waits until everything enqueued on the device's current stream is done.

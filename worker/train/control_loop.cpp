@@ -11,8 +11,10 @@
 
 #include "comm/control_client.h"
 #include "comm/control_messages.h"
+#include "comm/errors.h"
 #include "configs/error.h"
 #include "worker/bench/bench_server.h"
+#include "worker/train/step_message.h"
 #include "worker/train/trainer.h"
 
 namespace oomb {
@@ -32,25 +34,6 @@ std::string host_name() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
 }
 
-json step_message(const StepReport& r) {
-  return {{"type", message::kStepDone},
-          {"step", r.step},
-          {"loss", r.loss},
-          {"tokens", r.tokens},
-          {"labels", r.labels},
-          {"tokens_crc32c", r.tokens_crc32c},
-          {"seconds", r.seconds},
-          {"grad_norm", r.gradient_norm},
-          {"lr", r.learning_rate},
-          {"hbm_peak_bytes", r.hbm_peak_bytes},
-          {"host_peak_bytes", r.host_peak_bytes},
-          {"page_fast_peak_bytes", r.page_fast_bytes},
-          {"page_host_peak_bytes", r.page_host_bytes},
-          {"pass1_seconds", r.pass1_seconds},
-          {"pass2_seconds", r.pass2_seconds},
-          {"optimizer_seconds", r.optimizer_seconds}};
-}
-
 // A checkpoint that cannot be written: not a setting, but what the machine has left.
 class StorageError : public std::runtime_error {
  public:
@@ -59,7 +42,7 @@ class StorageError : public std::runtime_error {
 
 class Server {
  public:
-  explicit Server(comm::ControlClient& client) : client_(client) {}
+  Server(comm::ControlClient& client, const cluster::Connect& connect) : client_(client), connect_(connect) {}
 
   /// What the worker was doing last, for messages.
   const std::string& phase() const { return phase_; }
@@ -67,11 +50,11 @@ class Server {
   void run() {
     const json& welcome = client_.welcome();
     const RunConfig config = run_config_from_json(welcome.at("config").dump());
-    if (config.topology.workers > 1) {
-      throw InputError("topology.workers: " + std::to_string(config.topology.workers) +
-                       " workers are not supported by this oomb-worker yet; allowed: 1");
-    }
     const bool train = welcome.at("mode") == "train";
+    if (welcome.at("mode") == "bench" && config.topology.workers > 1) {
+      throw InputError("topology.workers: a bench measures one worker, not " + std::to_string(config.topology.workers) +
+                       "; allowed: 1");
+    }
     TrainerEvents events;
     events.log = [this](const std::string& level, const std::string& text) {
       client_.send({{"type", message::kLog}, {"level", level}, {"text", text}});
@@ -81,14 +64,20 @@ class Server {
       client_.set_phase(text);
     };
     if (welcome.at("mode") == "bench") return run_bench(config, events);
-    Trainer trainer(config, train ? Trainer::Mode::train : Trainer::Mode::evaluate, events);
+    events.phase("connecting to the other workers");
+    Trainer trainer(config, train ? Trainer::Mode::train : Trainer::Mode::evaluate, events, connect_(config));
     client_.send({{"type", message::kReady},
                   {"device", trainer.types().device.str()},
                   {"parameters", trainer.parameters().num_elements()},
                   {"resumed_step", trainer.steps_done()},
                   {"checkpoint", trainer.resumed_from()},
                   {"lines", trainer.summary()}});
-    serve([&](const json& request) { answer(trainer, request); });
+    try {
+      serve([&](const json& request) { answer(trainer, request); });
+    } catch (...) {
+      trainer.abandon("this worker failed");  // its end need not wait for the others
+      throw;
+    }
   }
 
  private:
@@ -157,13 +146,17 @@ class Server {
   }
 
   comm::ControlClient& client_;
+  const cluster::Connect& connect_;
   std::string phase_ = "starting";
 };
 
-int fail(comm::ControlClient& client, const char* kind, const std::string& text, int status) {
+int fail(comm::ControlClient& client, const char* kind, const std::string& text, int status,
+         const json& further = json::object()) {
   std::cerr << "oomb-worker: " << text << std::endl;
   try {
-    client.send({{"type", message::kFailed}, {"kind", kind}, {"message", text}});
+    json failed = {{"type", message::kFailed}, {"kind", kind}, {"message", text}};
+    failed.update(further);
+    client.send(failed);
     client.flush(kFlushTime);
   } catch (const comm::ControlError&) {
     // The line above is all that is left to say.
@@ -179,7 +172,7 @@ std::string without_advice(const std::string& text) { return text.substr(0, text
 
 }  // namespace
 
-int serve_coordinator(int rank, int size) {
+int serve_coordinator(int rank, int size, const cluster::Connect& connect) {
   const auto client = comm::ControlClient::connect(
       comm::ControlAddress::from_environment(),
       {{"rank", rank}, {"size", size}, {"host", host_name()}, {"pid", static_cast<int64_t>(getpid())}},
@@ -190,7 +183,7 @@ int serve_coordinator(int rank, int size) {
   });
   // Backward passes are our own: no tensor of a worker records history.
   const c10::InferenceMode no_autograd;
-  Server server(*client);
+  Server server(*client, connect);
   try {
     server.run();
     return 0;
@@ -198,6 +191,8 @@ int serve_coordinator(int rank, int size) {
     return fail(*client, "input", error.what(), 2);
   } catch (const StorageError& error) {
     return fail(*client, "resource", error.what(), 3);
+  } catch (const comm::PeerLost& error) {
+    return fail(*client, "peer", error.what(), 1, {{"peer", error.rank()}});
   } catch (const std::bad_alloc&) {
     return fail(*client, "resource", "out of host memory; lower pages.host_bytes or sequence.chunk", 3);
   } catch (const c10::OutOfMemoryError& error) {

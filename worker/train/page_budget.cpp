@@ -95,12 +95,14 @@ std::string describe(const ActivationPlan& plan, int64_t num_chunks, int64_t byt
 }  // namespace
 
 PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& model, const PipelineOptions& pipeline,
-                            const TensorTypes& types, bool training) {
+                            const TensorTypes& types, bool training, const WorkerShare& share) {
   PageBudget budget;
   const pages::PageLayout layout = SequencePipeline::page_layout(model, pipeline, types, config.sequence.length);
-  // Nobody reads the pages of the last chunk.
   const ChunkGrid grid{config.sequence.length, pipeline.chunk_tokens, pipeline.selection.page_tokens};
-  const int64_t slots = layout.num_layers * grid.first_page_of(grid.num_chunks() - 1);
+  // Nobody reads the pages of the last chunk; whose it is differs from sequence to sequence.
+  const int64_t own_chunks = (grid.num_chunks() + share.workers - 1) / share.workers;
+  const int64_t slots =
+      layout.num_layers * std::min(own_chunks, grid.num_chunks() - 1) * (grid.chunk_tokens / grid.page_tokens);
   budget.home_bytes = slots * layout.kv_slot_bytes;
   budget.gradient_bytes = training ? slots * layout.gradient_slot_bytes : 0;
 
@@ -114,13 +116,16 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
   if (gpu)
     refuse_without_room(free_bytes, working_bytes(model, pipeline, types),
                         bytes_of(level.value_or(KeptActivations::input)));
-  if (!config.pages.hbm_bytes.automatic) {
+  if (gpu && share.workers > 1 && !share.reads_device) {
+    budget.lines.emplace_back("pages: in host memory, since the network between workers does not read device memory");
+  } else if (!config.pages.hbm_bytes.automatic) {
     memory.fast_bytes = config.pages.hbm_bytes.bytes;
   } else if (gpu) {
     const int64_t most = free_bytes - working_bytes(model, pipeline, types);
     memory.fast_bytes = std::max<int64_t>(most - bytes_of(level ? *level : fitting_level(most / 4, bytes_of)), 0);
   }
-  const int64_t host_left = available_host_bytes();
+  const int64_t host_there = available_host_bytes();
+  const int64_t host_left = host_there < 0 ? host_there : host_there / share.workers_here;
   if (!config.pages.host_bytes.automatic) {
     memory.host_bytes = config.pages.host_bytes.bytes;
     if (host_left >= 0 && memory.host_bytes > host_left) {
@@ -129,6 +134,21 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
     }
   } else {
     memory.host_bytes = host_left < 0 ? 0 : host_left / 10 * 8;
+  }
+  if (share.workers > 1) {
+    const ByteSize& cache = config.pages.cache_bytes;
+    budget.transfer = cluster::plan_transfer_slots(grid, pipeline.selection, share.workers, layout,
+                                                   cache.automatic ? memory.host_bytes / 8 : cache.bytes);
+    const int64_t bytes = cluster::transfer_bytes(budget.transfer, layout);
+    budget.lines.push_back("exchange: " + size_text(bytes) + " of host memory for " +
+                           std::to_string(budget.transfer.cache) + " pages of other workers and " +
+                           std::to_string(budget.transfer.staging) + " gradients for them");
+    if (bytes > memory.host_bytes) {
+      throw InputError("pages.host_bytes: " + size_text(memory.host_bytes) + " are there, " + size_text(bytes) +
+                       " are needed for transfers between workers alone; bound them with attention.chunk_pages or "
+                       "lower pages.cache_bytes");
+    }
+    memory.host_bytes -= bytes;
   }
   const int64_t largest_slot = std::max(layout.kv_slot_bytes, layout.gradient_slot_bytes);
   memory.segment_bytes = std::clamp((budget.home_bytes + budget.gradient_bytes) / 16, largest_slot, int64_t{1} << 30);
@@ -155,16 +175,16 @@ PageBudget plan_page_budget(const RunConfig& config, const model::ModelConfig& m
       gpu ? free_bytes - working - std::min(memory.fast_bytes, all_pages) : (host_left - working - all_pages) / 2;
   const ByteSize& asked = config.pipeline.activation_bytes;
   const int64_t bytes = std::max<int64_t>(asked.automatic ? left : std::min(asked.bytes, left), 0);
-  budget.activations = plan_activations(config.pipeline, level ? *level : fitting_level(bytes, bytes_of), bytes,
-                                        grid.num_chunks(), bytes_of);
+  budget.activations =
+      plan_activations(config.pipeline, level ? *level : fitting_level(bytes, bytes_of), bytes, own_chunks, bytes_of);
   if (gpu && budget.activations.recomputed < KeptActivations::input) {
     const ByteSize& host = config.pipeline.activation_host_bytes;
     const int64_t spare = memory.host_bytes - std::max<int64_t>(all_pages - memory.fast_bytes, 0);
     const int64_t block = HostActivations::block_bytes(model, types.compute, pipeline.chunk_tokens);
     budget.activations.host_chunks = std::clamp<int64_t>((host.automatic ? spare : std::min(host.bytes, spare)) / block,
-                                                         0, grid.num_chunks() - budget.activations.kept_chunks);
+                                                         0, own_chunks - budget.activations.kept_chunks);
   }
-  budget.lines.push_back(describe(budget.activations, grid.num_chunks(), bytes, bytes_of));
+  budget.lines.push_back(describe(budget.activations, own_chunks, bytes, bytes_of));
   budget.lines.push_back("pages: homes " + size_text(budget.home_bytes) + ", gradient slots at most " +
                          size_text(budget.gradient_bytes) + "; budget: fast " + size_text(memory.fast_bytes) +
                          ", host " + size_text(memory.host_bytes));

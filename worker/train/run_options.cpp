@@ -1,5 +1,7 @@
 #include "worker/train/run_options.h"
 
+#include <algorithm>
+
 #include "worker/train/device_memory.h"
 
 namespace oomb {
@@ -20,12 +22,13 @@ at::ScalarType scalar_type(ComputeDtype type) {
 
 }  // namespace
 
-TensorTypes types_of(const RunConfig& config) {
+TensorTypes types_of(const RunConfig& config, int rank_here) {
   TensorTypes types;
   types.compute = scalar_type(config.train.compute_dtype);
   const bool cuda =
       config.train.device == DeviceKind::kCuda || (config.train.device == DeviceKind::kAuto && gpu_count() > 0);
-  if (cuda) types.device = at::Device(at::kCUDA, 0);
+  if (cuda)
+    types.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank_here % std::max<int64_t>(gpu_count(), 1)));
   return types;
 }
 

@@ -6,8 +6,8 @@
 
 namespace oomb {
 
-/// Compute type, and the device: `auto` is the first GPU where there is one.
-TensorTypes types_of(const RunConfig& config);
+/// Compute type, and the device: `auto` is a GPU where there is one; workers of one machine take turns in its GPUs.
+TensorTypes types_of(const RunConfig& config, int rank_here = 0);
 
 /// Everything but the activations to keep, which page_budget.h plans.
 PipelineOptions pipeline_options(const RunConfig& config, const TensorTypes& types);

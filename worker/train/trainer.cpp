@@ -63,14 +63,16 @@ std::vector<std::string> strings_of(const std::vector<std::filesystem::path>& pa
 
 }  // namespace
 
-Trainer::Trainer(const RunConfig& config, Mode mode, TrainerEvents events)
+Trainer::Trainer(const RunConfig& config, Mode mode, TrainerEvents events, std::unique_ptr<cluster::WorkerGroup> group)
     : config_(config),
       mode_(mode),
       events_(std::move(events)),
-      types_(types_of(config)),
-      optimizer_(optimizer_options(config.train)) {
+      optimizer_(optimizer_options(config.train)),
+      group_(group ? std::move(group) : std::make_unique<cluster::WorkerGroup>()) {
+  types_ = types_of(config, group_->rank_here);
   initialise_device(types_.device);
-  const int64_t threads = config.train.threads > 0 ? config.train.threads : available_cores();
+  const int64_t threads =
+      config.train.threads > 0 ? config.train.threads : std::max<int64_t>(available_cores() / group_->ranks_here, 1);
   at::set_num_threads(static_cast<int>(threads));
   if (config.train.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   store_ = std::make_unique<checkpoint::CheckpointStore>(
@@ -92,8 +94,9 @@ Trainer::Trainer(const RunConfig& config, Mode mode, TrainerEvents events)
   resume();
 }
 
+// All workers read the same settings and files: what one has to say is enough.
 void Trainer::log(const std::string& level, const std::string& text) const {
-  if (events_.log) events_.log(level, text);
+  if (events_.log && is_first()) events_.log(level, text);
 }
 void Trainer::phase(const std::string& text) const {
   if (events_.phase) events_.phase(text);
@@ -181,20 +184,66 @@ void Trainer::open_data_or_random_ids() {
 
 void Trainer::make_pipeline() {
   PipelineOptions options = pipeline_options(config_, types_);
-  const PageBudget budget = plan_page_budget(config_, parameters_->config(), options, types_, trains());
+  WorkerShare share;
+  share.workers = group_->size;
+  share.workers_here = group_->ranks_here;
+  share.reads_device = group_->transport && group_->transport->supports(comm::MemoryKind::kCuda);
+  const PageBudget budget = plan_page_budget(config_, parameters_->config(), options, types_, trains(), share);
   options.activations = budget.activations;
   summary_.insert(summary_.end(), budget.lines.begin(), budget.lines.end());
-  memory_ = std::make_unique<pages::PageMemory>(
-      SequencePipeline::page_layout(parameters_->config(), options, types_, config_.sequence.length), budget.memory);
-  pipeline_ = std::make_unique<SequencePipeline>(parameters_.get(), options, memory_.get());
+  if (group_->size > 1) {
+    join_group(options, budget.transfer, budget.memory);
+  } else {
+    memory_ = std::make_unique<pages::PageMemory>(
+        SequencePipeline::page_layout(parameters_->config(), options, types_, config_.sequence.length), budget.memory);
+  }
+  pipeline_ = std::make_unique<SequencePipeline>(parameters_.get(), options, memory_.get(), pages_.get());
+}
+
+void Trainer::join_group(const PipelineOptions& options, const cluster::TransferSlots& slots,
+                         pages::PageMemory::Options memory) {
+  const model::ModelConfig& model = parameters_->config();
+  cluster::ExchangedPages::Options exchange;
+  exchange.layout = SequencePipeline::page_layout(model, options, types_, config_.sequence.length);
+  exchange.shape = {model.num_kv_heads, options.selection.page_tokens, model.head_dim};
+  exchange.gradient_dtype = options.gradient_dtype;
+  exchange.types = types_;
+  exchange.slots = slots;
+  exchange.wait_seconds = config_.timeouts.step_seconds;  // lost peers are noticed far earlier
+  const int64_t bytes = std::max<int64_t>(cluster::transfer_bytes(slots, exchange.layout), 1);
+  transfer_memory_ = PinnedBlock::allocate(bytes, types_.device);
+  if (!transfer_memory_) {
+    throw InputError("pages.host_bytes: this machine has no " + std::to_string(bytes) +
+                     " bytes for transfers between workers; lower pages.cache_bytes or set attention.chunk_pages");
+  }
+  home_segments_ =
+      std::make_unique<cluster::SegmentRegistry>(group_->transport.get(), config_.timeouts.connect_seconds);
+  const bool cuda = types_.device.is_cuda();
+  memory.fast_homes = home_segments_->registered(memory.fast, cuda ? comm::MemoryKind::kCuda : comm::MemoryKind::kHost);
+  memory.host_homes = home_segments_->registered(memory.host, comm::MemoryKind::kHost);
+  memory_ = std::make_unique<pages::PageMemory>(exchange.layout, memory);
+  pages_ = std::make_unique<cluster::ExchangedPages>(group_->transport.get(), home_segments_.get(),
+                                                     transfer_memory_->view(0, {bytes}, at::kByte).data_ptr(),
+                                                     comm::MemoryKind::kHost, exchange);
+  comm::Collectives* collectives =
+      group_->device_collectives ? group_->device_collectives.get() : group_->collectives.get();
+  shards_ = std::make_unique<ParameterShards>(collectives, exchange.wait_seconds);
+  summary_.push_back("workers: " + std::to_string(group_->size) + " share each sequence; pages over " +
+                     group_->transport->description() + ", weight gradients over " + collectives->description());
 }
 
 void Trainer::resume() {
-  if (mode_ == Mode::train) {
-    store_->check_writable(0);
-    store_->remove_leftovers();  // of a run that was killed while it saved; their room counts as free
-    store_->check_writable(model::checkpoint_bytes(*parameters_));
+  std::string error;
+  try {
+    if (mode_ == Mode::train && is_first()) {
+      store_->check_writable(0);
+      store_->remove_leftovers();  // of a run that was killed while it saved; their room counts as free
+      store_->check_writable(model::checkpoint_bytes(*parameters_));
+    }
+  } catch (const InputError& failure) {
+    error = failure.what();
   }
+  group_->agree(error, config_.timeouts.start_seconds);
   const Resume& from = config_.checkpoint.resume;
   std::optional<checkpoint::CheckpointInfo> found;
   switch (from.kind) {
@@ -207,6 +256,7 @@ void Trainer::resume() {
       found = checkpoint::resolve_resume(from.path.string(), [this](const std::string& text) { log("warning", text); });
       break;
   }
+  check_same_everywhere(found ? found->path : "");
   if (mode_ == Mode::train && from.kind != Resume::Kind::kAuto) warn_of_later_checkpoints(found ? found->step : 0);
   if (!found) {
     if (mode_ == Mode::evaluate && config_.model.path.empty()) {
@@ -221,6 +271,19 @@ void Trainer::resume() {
   resumed_from_ = found->path;
   saved_step_ = steps_done_;
   summary_.push_back("resumed after step " + std::to_string(steps_done_) + " from " + found->path);
+}
+
+// Every worker looks for itself, which goes wrong where the folder is not one that all machines share.
+void Trainer::check_same_everywhere(const std::string& path) const {
+  if (group_->size == 1) return;
+  const std::vector<std::string> paths =
+      group_->collectives->all_gather_bytes(path, comm::in_seconds(config_.timeouts.start_seconds));
+  for (size_t rank = 1; rank < paths.size(); ++rank) {
+    if (paths[rank] == paths[0]) continue;
+    throw InputError(config_.checkpoint.dir.string() + ": worker 0 finds checkpoint \"" + paths[0] + "\", worker " +
+                     std::to_string(rank) + " \"" + paths[rank] +
+                     "\"; allowed: a checkpoint.dir on a file system that all machines share");
+  }
 }
 
 void Trainer::warn_of_later_checkpoints(int64_t step) const {
@@ -276,7 +339,8 @@ StepReport Trainer::run_step(int64_t step) {
   if (step != steps_done_ + 1) {
     throw std::logic_error("step " + std::to_string(step) + " asked for after step " + std::to_string(steps_done_));
   }
-  if (step != config_.profile.step) return do_step(step);
+  failed_together_ = false;
+  if (step != config_.profile.step || !is_first()) return do_step(step);
   StepProfile profile(types_.device);
   StepReport report = do_step(step);
   const std::filesystem::path& named = config_.profile.file;
@@ -322,6 +386,10 @@ StepReport Trainer::do_step(int64_t step) {
   };
   pipeline_->set_observer(observer);
   parameters_->zero_gradients();
+  if (pages_) {
+    pages_->begin_step(step);
+    pages_->reset_ledger();
+  }
   for (int64_t i = 0; i < count; ++i) {
     loss_sum += pipeline_->train(ids[static_cast<size_t>(i)], labels[static_cast<size_t>(i)], scale).loss_sum;
   }
@@ -330,8 +398,9 @@ StepReport Trainer::do_step(int64_t step) {
   if (running != nullptr)
     (std::string_view(running) == "pass 1" ? report.pass1_seconds : report.pass2_seconds) +=
         seconds_since(start) - pass_start;
-  report.loss = loss_sum * scale;
+  report.loss = sum_over_workers(loss_sum) * scale;
   if (report.labels > 0) {
+    failed_together_ = true;  // from here on all workers see the same numbers
     if (!std::isfinite(report.loss)) {
       throw InputError("step " + std::to_string(step) + ": the loss is not finite; parameters are as after step " +
                        std::to_string(step - 1) + "; a lower train.learning_rate may help");
@@ -339,11 +408,12 @@ StepReport Trainer::do_step(int64_t step) {
     phase("step " + std::to_string(step) + ", optimizer");
     const auto optimizer_start = Clock::now();
     const TraceRange range("optimizer");
-    const OptimizerReport optimizer = optimizer_step(*parameters_, optimizer_, step);
+    const OptimizerReport optimizer = optimizer_step(*parameters_, optimizer_, step, shards_.get());
     part_ends();
     report.optimizer_seconds = seconds_since(optimizer_start);
     report.gradient_norm = optimizer.gradient_norm;
     report.learning_rate = optimizer.learning_rate;
+    failed_together_ = false;
   }
   steps_done_ = step;
   report.hbm_peak_bytes = peak_device_bytes(types_.device);
@@ -351,7 +421,23 @@ StepReport Trainer::do_step(int64_t step) {
   report.page_fast_bytes = memory_->budget(pages::Tier::fast).peak_bytes;
   report.page_host_bytes = memory_->budget(pages::Tier::host).peak_bytes;
   report.seconds = seconds_since(start);
+  report.compute_seconds = report.seconds;
+  if (pages_) add_exchange(report);
   return report;
+}
+
+void Trainer::add_exchange(StepReport& report) const {
+  const cluster::ExchangeCounts sum = pages_->ledger().total();
+  report.compute_seconds -= sum.means_seconds + sum.page_seconds + sum.contribution_seconds;
+  report.exchange = pages_->ledger();
+  const model::ModelConfig& model = parameters_->config();
+  const int64_t token_elements = 2 * model.num_kv_heads * model.head_dim;
+  report.ring_bytes =
+      static_cast<double>(config_.train.sequences_per_step) *
+      cluster::ring_bytes(
+          config_.sequence.length, model.num_layers, group_->size,
+          token_elements * static_cast<int64_t>(c10::elementSize(types_.compute)),
+          token_elements * static_cast<int64_t>(c10::elementSize(pipeline_options(config_, types_).gradient_dtype)));
 }
 
 void Trainer::part_ends() const {
@@ -360,15 +446,19 @@ void Trainer::part_ends() const {
 
 void Trainer::check_finite() const {
   const std::string name = first_not_finite(*parameters_);
-  if (name.empty()) return;
-  throw InputError("step " + std::to_string(steps_done_) + ": " + name +
-                   " holds NaN or infinite values after the optimizer; no checkpoint is made of that and earlier ones "
-                   "stay; a lower train.learning_rate may help");
+  std::string error;
+  if (!name.empty()) {
+    error = "step " + std::to_string(steps_done_) + ": " + name +
+            " holds NaN or infinite values after the optimizer; no checkpoint is made of that and earlier ones stay; a "
+            "lower train.learning_rate may help";
+  }
+  group_->agree(error, config_.timeouts.step_seconds);
 }
 
 std::string Trainer::keep_last_good_step() {
   const std::string step = "step " + std::to_string(steps_done_);
   if (steps_done_ == 0) return "no step was done";
+  if (group_->size > 1 && !failed_together_) return "earlier checkpoints are whole";
   if (saved_step_ == steps_done_) return "the checkpoint of " + step + " is whole";
   try {
     check_finite();
@@ -378,8 +468,24 @@ std::string Trainer::keep_last_good_step() {
   }
 }
 
+// The first worker writes; the others give it their shards of the optimizer's state and hear how it went.
 checkpoint::CheckpointInfo Trainer::save_checkpoint() {
   phase("checkpoint of step " + std::to_string(steps_done_));
+  if (shards_) shards_->gather_state(*parameters_);
+  checkpoint::CheckpointInfo info;
+  info.step = steps_done_;
+  std::string error;
+  try {
+    if (is_first()) info = write_checkpoint();
+  } catch (const InputError& failure) {
+    error = failure.what();
+  }
+  group_->agree(error, config_.timeouts.step_seconds);
+  saved_step_ = steps_done_;
+  return info;
+}
+
+checkpoint::CheckpointInfo Trainer::write_checkpoint() {
   auto writer = store_->begin(steps_done_, model::checkpoint_bytes(*parameters_));
   model::save_hf_folder(*parameters_, *writer);
   model::save_optimizer_state(*parameters_, *writer);
@@ -396,9 +502,7 @@ checkpoint::CheckpointInfo Trainer::save_checkpoint() {
                                 {"seed", config_.train.seed},
                                 {"shuffle", config_.data.shuffle}};
   checkpoint::write_text(*writer, kStateFile, state.dump(2) + "\n");
-  checkpoint::CheckpointInfo info = writer->commit();
-  saved_step_ = steps_done_;
-  return info;
+  return writer->commit();
 }
 
 EvalReport Trainer::evaluate() {
@@ -414,6 +518,8 @@ EvalReport Trainer::evaluate() {
     loss_sum += loss.loss_sum;
     report.labels += loss.num_labels;
   }
+  loss_sum = sum_over_workers(loss_sum);
+  report.labels = static_cast<int64_t>(std::llround(sum_over_workers(static_cast<double>(report.labels))));
   if (report.labels > 0) report.loss = loss_sum / static_cast<double>(report.labels);
   return report;
 }

@@ -4,15 +4,21 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "configs/run_config.h"
 #include "worker/checkpoint/store.h"
+#include "worker/cluster/exchanged_pages.h"
+#include "worker/cluster/segment_registry.h"
+#include "worker/cluster/worker_group.h"
 #include "worker/data/sequences.h"
 #include "worker/model/parameters.h"
 #include "worker/optim/optimizer.h"
+#include "worker/optim/shards.h"
 #include "worker/pipeline/sequence_pipeline.h"
+#include "worker/tensor/pinned_memory.h"
 
 namespace oomb {
 
@@ -26,6 +32,10 @@ struct StepReport {
   double gradient_norm = 0, learning_rate = 0;
   int64_t hbm_peak_bytes = 0, host_peak_bytes = 0;
   int64_t page_fast_bytes = 0, page_host_bytes = 0;  ///< peak of the page arenas by tier
+  double compute_seconds = 0;                        ///< without waiting for other workers' pages and gradients
+  /// With several workers: what this one moved, and what it would receive in ring attention (exchange_counts.h).
+  std::optional<cluster::ExchangeLedger> exchange;
+  double ring_bytes = 0;
 };
 
 struct EvalReport {
@@ -39,6 +49,8 @@ struct TrainerEvents {
   std::function<void(const std::string& phase)> phase;
 };
 
+/// In a group of several workers every member that throws comm errors or speaks of all workers is collective: each
+/// worker calls it with the same arguments, and what it reports is the group's.
 /// Not thread-safe. All members throw InputError for what a user can do something about; after a throw from run_step
 /// the parameters are those of the step before.
 class Trainer {
@@ -47,8 +59,9 @@ class Trainer {
   /// waits for the device between the parts of a step so that each is timed by itself.
   enum class Mode : uint8_t { train, evaluate, measure };
 
-  /// Reads the model, opens the data, and goes on from a checkpoint as the config says.
-  Trainer(const RunConfig& config, Mode mode, TrainerEvents events);
+  /// Reads the model, opens the data, and goes on from a checkpoint as the config says. `group`: null for one worker.
+  Trainer(const RunConfig& config, Mode mode, TrainerEvents events,
+          std::unique_ptr<cluster::WorkerGroup> group = nullptr);
 
   /// Step `step` (from 1) must be the one after steps_done().
   StepReport run_step(int64_t step);
@@ -62,6 +75,8 @@ class Trainer {
   std::string keep_last_good_step();
   /// Mean loss over held-out sequences.
   EvalReport evaluate();
+  /// This worker gives up: every wait for others ends, so that destruction does not wait either. Not collective.
+  void abandon(const std::string& reason) { group_->abort(reason); }
 
   int64_t steps_done() const { return steps_done_; }
   /// The checkpoint gone on from, or "".
@@ -79,7 +94,14 @@ class Trainer {
   void open_data();
   void open_data_or_random_ids();
   void make_pipeline();
+  void join_group(const PipelineOptions& options, const cluster::TransferSlots& slots,
+                  pages::PageMemory::Options memory);
+  bool is_first() const { return group_->rank == 0; }
+  double sum_over_workers(double own) const { return shards_ ? shards_->sum(own) : own; }
   void resume();
+  checkpoint::CheckpointInfo write_checkpoint();
+  void check_same_everywhere(const std::string& path) const;
+  void add_exchange(StepReport& report) const;
   void warn_of_later_checkpoints(int64_t step) const;
   void load_trainer_state(const std::string& folder);
   std::vector<int64_t> labels_of(const std::vector<int64_t>& ids) const;
@@ -93,10 +115,17 @@ class Trainer {
   OptimizerOptions optimizer_;
   std::unique_ptr<data::SequenceSource> training_, held_out_;
   std::unique_ptr<model::Parameters> parameters_;
+  // Memory that others read or that gets write to goes after the connections do.
+  std::unique_ptr<PinnedBlock> transfer_memory_;
+  std::unique_ptr<cluster::SegmentRegistry> home_segments_;
   std::unique_ptr<pages::PageMemory> memory_;
+  std::unique_ptr<cluster::WorkerGroup> group_;
+  std::unique_ptr<ParameterShards> shards_;         // null for one worker
+  std::unique_ptr<cluster::ExchangedPages> pages_;  // null for one worker
   std::unique_ptr<SequencePipeline> pipeline_;
   std::unique_ptr<checkpoint::CheckpointStore> store_;
   bool random_ids_ = false;
+  bool failed_together_ = false;  ///< the last run_step failed on all workers at the same place
   int64_t steps_done_ = 0;
   int64_t saved_step_ = 0;  ///< of the newest checkpoint that holds this state, 0: none
   std::string resumed_from_;
