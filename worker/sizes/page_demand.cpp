@@ -50,7 +50,7 @@ PageDemand page_demand(const RunConfig& config, const ChunkGrid& grid, std::int6
     const std::int64_t past = grid.first_page_of(s);
     const double part = expected_union(config, static_cast<double>(past)) / static_cast<double>(past);
     untouched_log += part < 1 ? static_cast<double>(stride) * std::log1p(-part) : -INFINITY;
-    selected += stride * most_union(config, past);
+    selected = std::min(selected + stride * most_union(config, past), grid.num_pages());
     const std::int64_t homes = owned(s);
     const auto expected = static_cast<std::int64_t>(-std::expm1(untouched_log) * static_cast<double>(homes));
     const std::int64_t most = std::min(homes, layers * std::min(selected, past));
