@@ -409,7 +409,7 @@ StepReport Trainer::do_step(int64_t step) {
     const auto optimizer_start = Clock::now();
     const TraceRange range("optimizer");
     const OptimizerReport optimizer = optimizer_step(*parameters_, optimizer_, step, shards_.get());
-    part_ends();
+    synchronise(types_.device);  // a step's time is that of all its work
     report.optimizer_seconds = seconds_since(optimizer_start);
     report.gradient_norm = optimizer.gradient_norm;
     report.learning_rate = optimizer.learning_rate;
