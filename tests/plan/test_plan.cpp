@@ -7,14 +7,13 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "configs/error.h"
 #include "coordinator/plan/max_sequence.h"
 #include "coordinator/plan/plan.h"
 #include "coordinator/plan/report.h"
+#include "tests/plan/error_of.h"
 
 namespace oomb::plan {
 namespace {
@@ -29,16 +28,6 @@ RunConfig ready(const std::string& name, const Settings& settings = {}) {
 }
 MachineFacts machine() { return {{}, "here", {}, std::int64_t{24} << 30, 2, {}}; }
 Plan plan_of(const RunConfig& config) { return load_plan(config, machine()); }
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const InputError& error) {
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
 
 // The rule of the longest sequence, and sums that must hold for any plan.
 void check(const RunConfig& config, const Plan& plan) {

@@ -2,28 +2,18 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <functional>
 
-#include "configs/error.h"
 #include "configs/topology.h"
 #include "coordinator/plan/hostlist.h"
 #include "coordinator/plan/interfaces.h"
 #include "coordinator/plan/resolve.h"
+#include "tests/plan/error_of.h"
 
 namespace oomb::plan {
 namespace {
 
 using Names = std::vector<std::string>;
 
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const InputError& error) {
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
 std::string topology_error(const std::string& yaml) {
   return error_of([&] { parse_topology(yaml, "t.yaml"); });
 }
