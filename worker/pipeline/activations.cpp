@@ -1,5 +1,7 @@
 #include "worker/pipeline/activations.h"
 
+#include "worker/sizes/model_sizes.h"
+
 namespace oomb {
 
 const char* name_of(KeptActivations level) {
@@ -16,19 +18,26 @@ const char* name_of(KeptActivations level) {
   return "?";
 }
 
-int64_t elements_per_token(const model::ModelConfig& c, KeptActivations level) {
-  const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+namespace {
+
+Activations setting_of(KeptActivations level) {
   switch (level) {
     case KeptActivations::all:
-      return 4 * c.hidden_size + 2 * (q + kv) + 2 * c.intermediate_size;
+      return Activations::kAll;
     case KeptActivations::no_norms:
-      return 2 * c.hidden_size + 2 * (q + kv) + 2 * c.intermediate_size;
+      return Activations::kNoNorms;
     case KeptActivations::attention:
-      return c.hidden_size + q;
+      return Activations::kAttention;
     case KeptActivations::input:
-      return c.hidden_size;
+      return Activations::kInput;
   }
-  return 0;
+  return Activations::kAuto;
+}
+
+}  // namespace
+
+int64_t elements_per_token(const model::ModelConfig& config, KeptActivations level) {
+  return sizes::elements_per_token(config, setting_of(level));
 }
 
 void LayerActivations::keep_only(KeptActivations level) {

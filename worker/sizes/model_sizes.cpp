@@ -11,23 +11,6 @@ constexpr std::int64_t kMomentBlock = 256;  // elements that share a scale
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-std::int64_t elements_per_token(const model::ModelConfig& m, Activations level) {
-  const std::int64_t q = m.num_heads * m.head_dim, kv = m.num_kv_heads * m.head_dim;
-  switch (level) {
-    case Activations::kAll:
-      return 4 * m.hidden_size + 2 * (q + kv) + 2 * m.intermediate_size;
-    case Activations::kNoNorms:
-      return 2 * m.hidden_size + 2 * (q + kv) + 2 * m.intermediate_size;
-    case Activations::kAttention:
-      return m.hidden_size + q;
-    case Activations::kInput:
-      return m.hidden_size;
-    case Activations::kAuto:
-      break;
-  }
-  throw std::logic_error("activation level auto has no size");
-}
-
 }  // namespace
 
 ElementBytes element_bytes(const RunConfig& config) {
@@ -71,6 +54,23 @@ StateBytes state_bytes(const model::ModelConfig& model, const RunConfig& config,
                       ? 2 * (shard + ceil_div(shard, kMomentBlock) * 4)
                       : 2 * shard * e.acc;
   return bytes;
+}
+
+std::int64_t elements_per_token(const model::ModelConfig& m, Activations level) {
+  const std::int64_t q = m.num_heads * m.head_dim, kv = m.num_kv_heads * m.head_dim;
+  switch (level) {
+    case Activations::kAll:
+      return 4 * m.hidden_size + 2 * (q + kv) + 2 * m.intermediate_size;
+    case Activations::kNoNorms:
+      return 2 * m.hidden_size + 2 * (q + kv) + 2 * m.intermediate_size;
+    case Activations::kAttention:
+      return m.hidden_size + q;
+    case Activations::kInput:
+      return m.hidden_size;
+    case Activations::kAuto:
+      break;
+  }
+  throw std::logic_error("activation level auto has no size");
 }
 
 std::int64_t activation_bytes(const model::ModelConfig& model, const RunConfig& config, Activations level) {

@@ -28,8 +28,12 @@ struct StateBytes {
 };
 StateBytes state_bytes(const model::ModelConfig& model, const RunConfig& config, std::int64_t shards);
 
-/// Bytes that one chunk keeps for its backward. Elements per token and layer: all 4 H + 2 (Hq + Hkv) D + 2 I, no_norms
-/// 2 H less, attention H + Hq D, input H; and H per token for the final stream. `level` is not auto.
+/// Elements that a chunk keeps for its backward, per token and layer: all 4 H + 2 (Hq + Hkv) D + 2 I, no_norms 2 H
+/// less, attention H + Hq D, input H. `level` is not auto.
+std::int64_t elements_per_token(const model::ModelConfig& model, Activations level);
+
+/// Bytes that one chunk keeps: those of all its tokens and layers, and H per token for the final stream. `level` is not
+/// auto.
 std::int64_t activation_bytes(const model::ModelConfig& model, const RunConfig& config, Activations level);
 
 /// Pinned host bytes of a chunk whose layer inputs and attention outputs wait there: H + Hq D elements and Hq row
